@@ -212,13 +212,34 @@ std::optional<fs::path> JsonObject::path(std::string_view key) {
   std::string text;
   if (!read(key, text, {})) return std::nullopt;
   if (text.empty()) fail_value(key, "expected a path");
-  fs::path result = text;
-  if (result.is_relative()) {
-    const auto& origin = state_->document->origin(state_->pointer + "/" + escape_pointer(key));
-    const auto folder = origin.starts_with("--") ? fs::current_path() : fs::absolute(origin).parent_path();
-    result = (folder / result).lexically_normal();
-  }
+  auto result = absolute(text, state_->pointer + "/" + escape_pointer(key));
   record(key, result.string());
+  return result;
+}
+
+fs::path JsonObject::absolute(const std::string& text, const std::string& pointer) const {
+  const fs::path path = text;
+  if (path.is_absolute()) return path;
+  const auto& origin = state_->document->origin(pointer);
+  const auto folder = origin.starts_with("--") ? fs::current_path() : fs::absolute(origin).parent_path();
+  return (folder / path).lexically_normal();
+}
+
+std::vector<fs::path> JsonObject::paths(std::string_view key) {
+  if (!peek(key).is_array()) {
+    const auto one = path(key);
+    return one ? std::vector{*one} : std::vector<fs::path>{};
+  }
+  std::vector<std::string> texts;
+  read(key, texts, {});
+  std::vector<fs::path> result;
+  auto resolved = Json::array();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].empty()) fail_value(key, "expected an array of paths");
+    result.push_back(absolute(texts[i], fmt::format("{}/{}/{}", state_->pointer, escape_pointer(key), i)));
+    resolved.push_back(result.back().string());
+  }
+  record(key, std::move(resolved));
   return result;
 }
 

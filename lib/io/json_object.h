@@ -68,6 +68,8 @@ class JsonObject {
   /// A path, made absolute relative to the file that names it ("--set": to the working directory).
   std::optional<std::filesystem::path> path(std::string_view key);
   std::filesystem::path required_path(std::string_view key);
+  /// One path or an array of them, each made absolute like `path`; empty where the key is absent.
+  std::vector<std::filesystem::path> paths(std::string_view key);
 
   std::optional<JsonObject> object(std::string_view key);
   JsonObject required_object(std::string_view key);
@@ -102,6 +104,7 @@ class JsonObject {
 
   const Json* claim(std::string_view key);
   void record(std::string_view key, Json value);
+  std::filesystem::path absolute(const std::string& text, const std::string& pointer) const;
   [[noreturn]] void fail_missing(std::string_view key) const;
   void check_range(std::string_view key, const Json& shown_value, double value, const Range& range) const;
 

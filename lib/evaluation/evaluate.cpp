@@ -1,0 +1,102 @@
+#include "evaluation/evaluate.h"
+
+#include <torch/torch.h>
+
+#include "core/interrupt.h"
+#include "statistics/registry.h"
+
+namespace mergex::evaluation {
+
+double SplitResult::value(const std::string& metric) const {
+  if (metric == "loss") return loss;
+  for (const auto& score : scores) {
+    if (score.metric == metric) return score.value;
+  }
+  throw std::logic_error("metric " + metric + " was not computed");
+}
+
+io::Json SplitResult::to_json() const {
+  io::Json json{{"split", name}, {"n", num_scored}, {"loss", loss}};
+  for (const auto& score : scores) json[score.metric] = score.defined ? io::Json(score.value) : io::Json(nullptr);
+  if (collapsed) json["collapsed"] = *collapsed;
+  return json;
+}
+
+SplitResult evaluate_split(backbones::Backbone& model, const Objective& objective, tasks::Kind kind,
+                           const std::string& name, const std::vector<tasks::Encoded>& examples,
+                           const std::vector<std::string>& metrics, const std::vector<std::string>& labels,
+                           std::int64_t batch_size) {
+  const torch::NoGradGuard no_grad;
+  SplitResult result{.name = name};
+  double loss_sum = 0.0;
+  std::vector<int> gold_classes, predicted_classes, all_classes;
+  std::vector<double> gold_scores, predicted_scores, all_scores;
+  for (std::size_t at = 0; at < examples.size(); at += static_cast<std::size_t>(batch_size)) {
+    throw_if_interrupted();
+    std::vector<const tasks::Encoded*> members;
+    for (std::size_t i = at; i < std::min(examples.size(), at + static_cast<std::size_t>(batch_size)); ++i) {
+      members.push_back(&examples[i]);
+    }
+    const auto batch = objective.batch(members);
+    nn::ForwardContext context;
+    const auto logits_BC = model.forward(batch.inputs, context);
+    if (batch.num_units > 0) loss_sum += objective.loss_sum(batch, logits_BC).item<double>();
+    const auto on_cpu = logits_BC.to(at::kCPU, at::kFloat).contiguous();
+    const auto* row = on_cpu.const_data_ptr<float>();
+    for (const auto* example : members) {
+      Prediction p{.gold = example->label, .logits = {row, row + on_cpu.size(1)}};
+      row += on_cpu.size(1);
+      if (kind == tasks::Kind::kRegression) {
+        p.predicted = static_cast<double>(p.logits[0]);
+        all_scores.push_back(p.predicted);
+        if (p.gold) {
+          gold_scores.push_back(*p.gold);
+          predicted_scores.push_back(p.predicted);
+        }
+      } else {
+        const auto best = static_cast<int>(std::ranges::max_element(p.logits) - p.logits.begin());
+        p.predicted = best;
+        all_classes.push_back(best);
+        if (p.gold) {
+          gold_classes.push_back(static_cast<int>(*p.gold));
+          predicted_classes.push_back(best);
+        }
+      }
+      result.predictions.push_back(std::move(p));
+    }
+  }
+  result.num_scored = static_cast<std::int64_t>(gold_classes.size() + gold_scores.size());
+  if (result.num_scored > 0) {
+    result.loss = loss_sum / static_cast<double>(result.num_scored);
+    for (const auto& metric_name : metrics) {
+      const auto& metric = statistics::find_metric(metric_name);
+      result.scores.push_back(kind == tasks::Kind::kRegression
+                                  ? statistics::score(metric, gold_scores, predicted_scores)
+                                  : statistics::score(metric, gold_classes, predicted_classes));
+    }
+  }
+  result.collapsed = kind == tasks::Kind::kRegression
+                         ? statistics::collapse(all_scores)
+                         : statistics::collapse(std::span<const int>(all_classes), labels);
+  return result;
+}
+
+SplitResult evaluate_loss(backbones::Backbone& model, const Objective& objective, const std::string& name,
+                          std::size_t num_examples, std::int64_t batch_size,
+                          const std::function<Batch(std::size_t begin, std::size_t end)>& make_batch) {
+  const torch::NoGradGuard no_grad;
+  SplitResult result{.name = name};
+  double loss_sum = 0.0, units = 0.0;
+  for (std::size_t at = 0; at < num_examples; at += static_cast<std::size_t>(batch_size)) {
+    throw_if_interrupted();
+    const auto batch = make_batch(at, std::min(num_examples, at + static_cast<std::size_t>(batch_size)));
+    nn::ForwardContext context;
+    loss_sum += objective.loss_sum(batch, model.forward(batch.inputs, context)).item<double>();
+    units += batch.num_units;
+  }
+  result.num_scored = static_cast<std::int64_t>(units);
+  result.loss = loss_sum / units;
+  return result;
+}
+
+}  // namespace mergex::evaluation

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <utility>
+
+#include "tensor/tensor.h"
+
+namespace mergex::routing {
+
+// R rank, N experts, O = A1 * A2 out_features, I = B1 * B2 in_features
+
+/// The most square way to write a width as a product: (a, w/a) with a the largest divisor <= sqrt(w).
+std::pair<std::int64_t, std::int64_t> factor_pair(std::int64_t width);
+
+/// The curvature operator on each expert's task vector:
+///   sum over r of (c1_out[r,i] (x) c2_out[r,i]) tau_i (c1_in[r,i] (x) c2_in[r,i])^T
+/// @param tau_NOI
+/// @param c1_out [R, N, A1, A1]  @param c2_out [R, N, A2, A2]  @param c1_in [R, N, B1, B1]  @param c2_in [R, N, B2, B2]
+/// @return [N, O, I]
+/// Source: Nguyen et al. 2025 (arXiv:2502.18821), after Park and Oliva 2019 (arXiv:1902.03356).
+Tensor apply_curvature(const Tensor& tau_NOI, const Tensor& c1_out, const Tensor& c2_out, const Tensor& c1_in,
+                       const Tensor& c2_in);
+
+/// The trainable factors of one merged linear.
+struct Curvature : torch::nn::Module {
+  Curvature(std::int64_t rank, std::int64_t num_experts, std::int64_t out_features, std::int64_t in_features,
+            const at::TensorOptions& tensors);
+
+  /// The identity for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so that
+  /// their gradient reaches that factor.
+  void initialize();
+
+  Tensor forward(const Tensor& tau_NOI) const { return apply_curvature(tau_NOI, c1_out, c2_out, c1_in, c2_in); }
+
+  Tensor c1_out, c2_out, c1_in, c2_in;
+};
+
+}  // namespace mergex::routing

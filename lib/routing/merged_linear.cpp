@@ -1,0 +1,109 @@
+#include "routing/merged_linear.h"
+
+#include <torch/torch.h>
+
+namespace mergex::routing {
+
+Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
+                     const Curvature* curvature, double alpha, Form form) {
+  const bool plain = !mask_NOI.defined() && curvature == nullptr;
+  if (form == Form::kAutomatic) form = plain ? Form::kAbsorbed : Form::kBase;
+  if (plain && form == Form::kAbsorbed) {
+    if (alpha == 1.0) return {experts_NOI, {}};
+    return {(1.0 - alpha) * base_OI + alpha * experts_NOI, {}};
+  }
+  auto gamma_NOI = experts_NOI - base_OI;
+  if (mask_NOI.defined()) gamma_NOI = gamma_NOI * mask_NOI;
+  if (curvature != nullptr) gamma_NOI = curvature->forward(gamma_NOI);
+  if (alpha != 1.0) gamma_NOI = alpha * gamma_NOI;
+  if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
+  return {gamma_NOI, base_OI};
+}
+
+Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN) {
+  const auto& terms = mixture.terms_NOI;
+  const auto flat_NM = terms.reshape({terms.size(0), -1});
+  const auto merged_UM = mixture.base_OI.defined()
+                             ? torch::addmm(mixture.base_OI.reshape({1, -1}), scores_UN, flat_NM)
+                             : torch::mm(scores_UN, flat_NM);
+  return merged_UM.view({scores_UN.size(0), terms.size(1), terms.size(2)});
+}
+
+Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT) {
+  if (!mask_BT.defined()) return x_BTD.mean(1);
+  const auto weight_BT = mask_BT.to(x_BTD.scalar_type());
+  const auto count_B1 = weight_BT.sum(1, /*keepdim=*/true).clamp_min(1);
+  return torch::matmul(weight_BT.unsqueeze(1), x_BTD).squeeze(1) / count_B1;
+}
+
+MergedLinear::MergedLinear(const Tensor& dense_OI, const MergedLinearOptions& options)
+    : weight(register_parameter("weight", dense_OI.detach().clone())),
+      experts(register_parameter("experts", dense_OI.detach().repeat({options.num_experts, 1, 1}))),
+      router(register_module("router",
+                             options.make_router({dense_OI.size(1), options.num_experts,
+                                                  options.auxiliary_coefficient,
+                                                  dense_OI.options().requires_grad(false)}))),
+      options_(options) {
+  if (options.curvature_rank > 0) {
+    curvature = register_module(
+        "curvature", std::make_shared<Curvature>(options.curvature_rank, options.num_experts, dense_OI.size(0),
+                                                 dense_OI.size(1), dense_OI.options().requires_grad(false)));
+  }
+}
+
+void MergedLinear::initialize(at::Generator& generator) {
+  router->initialize(generator);
+  if (curvature) curvature->initialize();
+}
+
+void MergedLinear::begin(bool training, tensor::RandomStreams* random) {
+  const torch::AutoGradMode grad_mode(training);
+  statistics_.reset();
+  Tensor mask_NOI;
+  if (options_.mask) mask_NOI = options_.mask((experts - weight).detach(), training, random);
+  // Only a mask of 0 and 1 says what was kept; DARE's training mask is rescaled, and evaluation keeps all.
+  kept_fraction_ = mask_NOI.defined() && !training ? mask_NOI.mean().item<double>() : 1.0;
+  const auto form = options_.form == Form::kAutomatic && !training ? Form::kAbsorbed : options_.form;
+  graph_ = make_mixture(weight, experts, mask_NOI, curvature.get(), options_.alpha, form);
+  ++num_mixtures;
+  leaf_ = graph_;
+  if (training && !graph_.terms_NOI.is_leaf()) leaf_.terms_NOI = graph_.terms_NOI.detach().requires_grad_(true);
+}
+
+void MergedLinear::collect_backward(std::vector<Tensor>& roots, std::vector<Tensor>& gradients) {
+  if (graph_.terms_NOI.requires_grad() && !graph_.terms_NOI.is_leaf() && leaf_.terms_NOI.grad().defined()) {
+    roots.push_back(graph_.terms_NOI);
+    gradients.push_back(leaf_.terms_NOI.grad());
+  }
+  graph_ = leaf_ = {};
+}
+
+Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
+  TORCH_CHECK(leaf_.terms_NOI.defined(), "begin() must be called before a step or an evaluation");
+  const auto routed = router->forward(masked_mean(x_BTI, context.mask_BT), context);
+  if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
+  if (!context.training) statistics_.add(routed.scores_UN);
+  ++num_merges;
+  const auto merged_BOI = merge_weights(leaf_, routed.scores_UN);
+  return torch::bmm(x_BTI, merged_BOI.transpose(1, 2));
+}
+
+ParameterCounts MergedLinear::count() const {
+  ParameterCounts c{.experts = experts.numel()};
+  for (const auto& p : router->parameters()) c.routers += p.numel();
+  if (curvature) {
+    for (const auto& p : curvature->parameters()) c.curvature += p.numel();
+  }
+  return c;
+}
+
+LayerReport MergedLinear::report() const {
+  const torch::NoGradGuard no_grad;
+  const auto tau_norms = (experts - weight).flatten(1).norm(2, 1);
+  return {.task_vector_ratio = (tau_norms.mean() / weight.norm()).item<double>(),
+          .kept_fraction = kept_fraction_,
+          .router_entropy = statistics_.mean_entropy(),
+          .experts_per_unit = statistics_.mean_experts()};
+}
+
+}  // namespace mergex::routing

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "nn/feed_forward.h"
+#include "routing/expert_layer.h"
+
+namespace mergex::io {
+class JsonObject;
+}
+
+namespace mergex::routing {
+
+/// Builds the layer that stands in the place of a dense [O, I] weight.
+using MakeLayer = std::function<std::shared_ptr<ExpertLayer>(const Tensor& dense_OI)>;
+
+/// An expert method as recipes name it.
+struct Method {
+  const char* name;
+  const char* summary;
+  const char* paper;
+  bool routes_sentences;  ///< scores depend on all positions of a sentence: no use in a decoder that generates
+  MakeLayer (*configure)(io::JsonObject& options);
+};
+
+std::span<const Method* const> method_registry();
+
+extern const Method kCamex, kSmoe;
+
+/// What the recipe's `experts` section asks for.
+struct ExpertOptions {
+  std::string method;
+  bool routes_sentences = false;
+  std::vector<std::string> linears;  ///< which projections; empty: all of the feed-forward
+  MakeLayer make_layer;
+
+  /// @throws UserError for unknown names (with the nearest one), values out of range, and what is not built
+  static ExpertOptions read(io::JsonObject options);
+};
+
+/// Upcycling: puts an expert layer, every expert a copy of the dense weight, in the place of each named linear of
+/// each feed-forward. The model computes what it computed before.
+/// @throws UserError when a name is no linear of this model, or sentences would be routed in a generating decoder
+ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOptions& options,
+                  at::Generator& generator);
+
+}  // namespace mergex::routing

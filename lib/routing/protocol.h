@@ -1,0 +1,32 @@
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "io/json_object.h"
+#include "tensor/random_streams.h"
+#include "tensor/tensor.h"
+
+namespace mergex::routing {
+
+// N experts, O out_features, I in_features
+
+/// Which entries of the task vectors take part in the merge: [N, O, I] multiplied into `task_vectors_NOI`, without
+/// gradient; undefined keeps everything. Drawn or computed once per optimiser step.
+/// @param random  the run's streams; only read while training
+using Mask = std::function<Tensor(const Tensor& task_vectors_NOI, bool training, tensor::RandomStreams* random)>;
+
+/// A merging protocol inside a layer, as recipes name it.
+struct Protocol {
+  const char* name;
+  const char* summary;
+  const char* paper;
+  /// Reads its options from the recipe's `experts` section. An empty function keeps everything.
+  Mask (*configure)(io::JsonObject& options);
+};
+
+std::span<const Protocol* const> protocol_registry();
+
+extern const Protocol kDomainSpecific, kTies, kDare;
+
+}  // namespace mergex::routing

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "routing/expert_layer.h"
+#include "routing/router.h"
+
+namespace mergex::routing {
+
+// T tokens, N experts, O out_features, I in_features
+
+/// y_t = sum over the experts that a token's scores select of s_i W_i x_t. Each expert multiplies only its tokens.
+/// @param x_TI  @param experts_NOI  @param scores_TN  zero where an expert is not selected  @return [T, O]
+Tensor mix_outputs(const Tensor& x_TI, const Tensor& experts_NOI, const Tensor& scores_TN);
+
+struct SmoeLinearOptions {
+  std::int64_t num_experts;
+  double auxiliary_coefficient = 0.01;
+  MakeRouter make_router;
+};
+
+/// Sparse mixture of experts by token (Shazeer et al. 2017, arXiv:1701.06538), in place of one linear.
+/// Parameters: experts [N, O, I], router.*; there is no base expert. Padding is neither routed nor counted.
+struct SmoeLinear : ExpertLayer {
+  SmoeLinear(const Tensor& dense_OI, const SmoeLinearOptions& options);
+
+  Tensor forward(const Tensor& x_BTI, nn::ForwardContext& context) override;
+  void begin(bool training, tensor::RandomStreams* random) override;
+  void collect_backward(std::vector<Tensor>&, std::vector<Tensor>&) override {}
+  /// The mean of the experts.
+  Tensor dense_weight() const override { return experts.mean(0); }
+  void initialize(at::Generator& generator) override { router->initialize(generator); }
+  ParameterCounts count() const override;
+  /// Task vectors are taken from the mean of the experts.
+  LayerReport report() const override;
+
+  Tensor experts;
+  std::shared_ptr<Router> router;
+
+ private:
+  ScoreStatistics statistics_;
+};
+
+}  // namespace mergex::routing
