@@ -75,12 +75,14 @@ std::span<const Family* const> registry();
 /// By the config's `model_type`. @throws UserError for a family that is not there
 std::shared_ptr<Backbone> build(const io::Json& config, const std::string& origin, const BuildOptions& options);
 
+struct LoadOptions {
+  bool check_only = false;  ///< compare names and shapes, copy nothing (a dry run on the meta device)
+  bool new_head = false;    ///< draw the head anew even if the folder has one
+};
+
 /// Copies a folder's weights into a model. Every missing, unexpected or mis-shaped tensor is listed at once in one
 /// UserError; a head that is asked for and missing is drawn from `generator` and said in one line.
-/// @param check_only  compares names and shapes and copies nothing (a dry run on the meta device)
-void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Generator& generator, bool check_only);
-
-/// Parameters with the names of the files that are written, on the CPU.
-std::vector<std::pair<std::string, Tensor>> file_tensors(const Backbone& model);
+void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Generator& generator,
+                  const LoadOptions& options);
 
 }  // namespace mergex::backbones

@@ -33,13 +33,17 @@ std::shared_ptr<Backbone> build(const io::Json& config, const std::string& origi
   fail("{}#/model_type: got \"{}\", expected {}{}", origin, name, quoted_list(names), did_you_mean(name, names));
 }
 
-void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Generator& generator, bool check_only) {
+void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Generator& generator,
+                  const LoadOptions& options) {
   // Published files write the names of a bare model or behind "transformer.".
   const auto stripped = [](std::string name) {
     return name.starts_with("transformer.") ? name.substr(12) : name;
   };
   std::map<std::string, const io::TensorView*> in_file;
-  for (const auto* view : folder.tensors()) in_file.emplace(stripped(view->name), view);
+  for (const auto* view : folder.tensors()) {
+    const auto name = stripped(view->name);
+    if (!(options.new_head && model.is_head(name))) in_file.emplace(name, view);
+  }
 
   std::vector<std::string> problems, new_head, dropped_head;
   std::set<std::string> known;
@@ -74,7 +78,7 @@ void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Gener
   }
   if (!new_head.empty()) log::info("new head, drawn from the seed: {}", fmt::join(new_head, ", "));
   if (!dropped_head.empty()) log::debug("not used from the checkpoint: {}", fmt::join(dropped_head, ", "));
-  if (check_only) return;
+  if (options.check_only) return;
 
   const torch::NoGradGuard no_grad;
   for (const auto& item : parameters) {
@@ -84,14 +88,6 @@ void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Gener
     }
   }
   if (!new_head.empty()) model.initialize(generator, std::span<const std::string>(new_head));
-}
-
-std::vector<std::pair<std::string, Tensor>> file_tensors(const Backbone& model) {
-  std::vector<std::pair<std::string, Tensor>> result;
-  for (const auto& item : model.named_parameters()) {
-    result.emplace_back(model.file_name(item.key()), item.value().detach().to(at::kCPU).contiguous());
-  }
-  return result;
 }
 
 }  // namespace mergex::backbones

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "io/json_object.h"
 #include "nn/relative_position.h"
+#include "tensor/convert.h"
 
 // B batch, T positions of the stack that runs, S positions attended to, D d_model, F d_ff, N heads, K d_kv, V vocab_size
 namespace mergex::backbones {
@@ -300,6 +301,7 @@ struct T5Stack : torch::nn::Module {
     const auto first = state == nullptr ? 0 : state->length;
     const auto num_queries = x_BTD.size(1), num_keys = first + num_queries;
     auto self_bias = blocks[0]->self_attention->attention->position_bias(first, num_queries, num_keys);
+    context.observe(fmt::format("{}.position_bias", name), self_bias);
     if (is_decoder) {
       if (num_queries > 1) {
         const auto ints = torch::TensorOptions(at::kLong).device(x_BTD.device());
@@ -492,7 +494,7 @@ struct T5 : Backbone {
     for (const char* key : {"torch_dtype", "dtype", "transformers_version", "problem_type", "id2label", "label2id"}) {
       json.erase(key);
     }
-    json["torch_dtype"] = "float32";
+    json["torch_dtype"] = tensor::dtype_name(shared->weight.scalar_type());
     json["dropout_rate"] = c.dropout_rate;
     if (classification_head) {
       io::Json id2label = io::Json::object(), label2id = io::Json::object();

@@ -13,18 +13,18 @@ namespace mergex::evaluation {
 
 /// What the model said of one example.
 struct Prediction {
-  std::optional<double> gold;
+  std::optional<double> gold = {};
   double predicted = 0.0;        ///< class index or score
-  std::vector<float> logits;
+  std::vector<float> logits = {};
 };
 
 struct SplitResult {
-  std::string name;
+  std::string name = {};
   std::int64_t num_scored = 0;   ///< labelled examples (text: target tokens)
   double loss = 0.0;             ///< mean over what is scored
-  std::vector<statistics::Score> scores;
-  std::optional<std::string> collapsed;  ///< set when a constant predictor produced the scores
-  std::vector<Prediction> predictions;   ///< one per example, labelled or not
+  std::vector<statistics::Score> scores = {};
+  std::optional<std::string> collapsed = {};  ///< set when a constant predictor produced the scores
+  std::vector<Prediction> predictions = {};   ///< one per example, labelled or not
 
   /// "loss" or one of the metrics. @throws std::logic_error for a name that was not asked for
   double value(const std::string& metric) const;

@@ -118,6 +118,8 @@ class StrictReader : public nlohmann::json_sax<Json> {
 
 Json parse_json(std::string_view text, const std::string& origin) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  // The parser takes a NUL for the end of its input and would not look at what stands behind it.
+  if (text.find('\0') != std::string_view::npos) fail("{}: not valid JSON: holds a NUL byte", origin);
   StrictReader reader(text, origin);
   Json::sax_parse(text.begin(), text.end(), &reader);
   return reader.take();

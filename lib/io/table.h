@@ -32,8 +32,8 @@ struct TableOptions {
 };
 
 struct TableRow {
-  std::size_t line = 0;    ///< its first line in the file, counted from 1
-  std::size_t number = 0;  ///< counted from 0, malformed rows included
+  std::size_t line = 0;                                ///< its first line in the file, counted from 1
+  std::size_t number = 0;                              ///< counted from 0, malformed rows included
   std::vector<std::optional<std::string_view>> cells;  ///< by wanted column; empty where the file or the row has none
 };
 

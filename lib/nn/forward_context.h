@@ -15,13 +15,13 @@ struct ForwardContext {
   tensor::RandomStreams* random = nullptr;  ///< needed while training with dropout or noise
 
   /// [B, T] of the stack that runs now: 1 for a real token, 0 for padding; undefined when all are real.
-  Tensor mask_BT;
+  Tensor mask_BT = {};
 
   /// Balance losses of the routers of this pass, each a scalar to be added to the task's loss.
-  std::vector<Tensor> auxiliary_losses;
+  std::vector<Tensor> auxiliary_losses = {};
 
   /// Called with a name ("encoder.hidden.3") and the activation, where set.
-  std::function<void(std::string_view, const Tensor&)> probe;
+  std::function<void(std::string_view, const Tensor&)> probe = {};
   void observe(std::string_view name, const Tensor& activation) const {
     if (probe) probe(name, activation);
   }

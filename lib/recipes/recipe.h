@@ -17,8 +17,8 @@ namespace mergex::recipes {
 /// the parts that own them.
 struct Recipe {
   std::filesystem::path file;
-  std::string name;
-  std::shared_ptr<io::JsonDocument> document;
+  std::string name = {};
+  std::shared_ptr<io::JsonDocument> document = {};
 };
 
 /// Reads a recipe file, what it `extends` (merged first, RFC 7386: null deletes), `--set /pointer=value` changes (JSON,
@@ -33,7 +33,7 @@ struct SweepRow {
   std::string group;   ///< labels of all axes but /seed, joined: what a table's row stands for
   std::string folder;  ///< name of this run's folder inside the sweep's
   std::int64_t seed = 0;
-  std::shared_ptr<io::JsonDocument> document;  ///< the recipe of this row, without `sweep`
+  std::shared_ptr<io::JsonDocument> document = {};  ///< the recipe of this row, without `sweep`
 };
 
 /// `sweep` names pointers, each with an array of values or an object label -> value; rows are all combinations, the

@@ -72,7 +72,7 @@ ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOpt
       const auto dense = std::dynamic_pointer_cast<nn::Linear>(site.module->projection(name));
       TORCH_CHECK(dense != nullptr, site.name, ".", name, " is not dense");
       auto layer = options.make_layer(dense->weight);
-      layer->initialize(generator);
+      if (!dense->weight.is_meta()) layer->initialize(generator);  // a dry run only counts
       site.module->replace_projection(name, layer);
       set.add(site.name + "." + name, std::move(layer));
     }

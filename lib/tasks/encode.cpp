@@ -29,16 +29,15 @@ std::vector<Encoded> encode(const Split& split, const text::T5Tokenizer& tokeniz
   return result;
 }
 
-std::vector<Encoded> encode_pieces(const Split& split, const text::T5Tokenizer& tokenizer,
-                                   std::int64_t piece_length) {
+std::vector<Encoded> encode_pieces(const Split& split, const text::T5Tokenizer& tokenizer, std::int64_t piece_length) {
   std::vector<Encoded> result;
   for_each_example(split, [&](const Example& example) {
     const auto ids = tokenizer.encode(example.text);
     for (std::size_t at = 0; at + 1 < ids.size(); at += static_cast<std::size_t>(piece_length)) {
       const auto end = std::min(ids.size(), at + static_cast<std::size_t>(piece_length));
       if (end - at < 2) break;
-      result.push_back({{ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end)},
-                        {}});
+      result.push_back(
+          {{ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end)}, {}});
     }
   });
   return result;

@@ -9,8 +9,6 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr std::string_view kGlue = "Wang et al. 2019, arXiv:1804.07461, gluebenchmark.com";
-
 /// What differs between the tasks.
 struct Layout {
   Names labels = {};  ///< in the order of the class numbers; empty for regression
@@ -63,9 +61,7 @@ Task configure(io::JsonObject& section, Layout layout) {
             .primary_metric = layout.primary_metric,
             .max_length = reading.max_length};
   task.load = [reading, layout, regression](const Wanted& wanted) {
-    Columns columns{.text = {layout.text},
-                    .label = {layout.label, false},
-                    .id = {{"index", "id", "idx"}, false}};
+    Columns columns{.text = {layout.text}, .label = {layout.label, false}, .id = {{"index", "id", "idx"}, false}};
     if (!layout.text_pair.empty()) columns.text_pair = io::TableColumn{layout.text_pair};
     const auto read_label = [&](std::string_view cell) {
       if (regression) return score_label(cell, {.at_least = 0.0, .at_most = 5.0}, -1.0);
@@ -136,8 +132,8 @@ constinit const TaskEntry kGlueStsb{
 
 constinit const TaskEntry kGlueQqp{
     .name = "glue/qqp",
-    .summary = "do two questions ask the same? 363,846 training pairs, F1 and accuracy",
-    .source = kGlue,
+    .summary = "do two questions from Quora ask the same? 363,846 training pairs, F1 and accuracy",
+    .source = "Quora 2017, in GLUE: Wang et al. 2019, arXiv:1804.07461, gluebenchmark.com",
     .configure = [](io::JsonObject& section) {
       return configure(section, {.labels = {"not_duplicate", "duplicate"},
                                  .metrics = {"accuracy", "f1"},
@@ -179,7 +175,7 @@ constinit const TaskEntry kGlueQnli{
 
 constinit const TaskEntry kGlueRte{
     .name = "glue/rte",
-    .summary = "does a text entail a hypothesis? 2,490 training pairs, accuracy",
+    .summary = "does a text from news or Wikipedia entail a hypothesis? 2,490 training pairs, accuracy",
     .source = "Dagan et al. 2006 and the later RTE challenges, in GLUE",
     .configure = [](io::JsonObject& section) {
       return configure(section, {.labels = {"entailment", "not_entailment"},

@@ -13,9 +13,8 @@
 namespace mergex::tasks {
 namespace {
 
-constexpr std::array kTasks{&kGlueCola, &kGlueSst2,       &kGlueMrpc,   &kGlueStsb, &kGlueQqp,
-                            &kGlueMnli, &kGlueQnli,       &kGlueRte,    &kGlueWnli, &kClassification,
-                            &kRegression, &kSpanCorruption};
+constexpr std::array kTasks{&kGlueCola, &kGlueSst2, &kGlueMrpc, &kGlueStsb,       &kGlueQqp,    &kGlueMnli,
+                            &kGlueQnli, &kGlueRte,  &kGlueWnli, &kClassification, &kRegression, &kSpanCorruption};
 
 }  // namespace
 

@@ -39,9 +39,8 @@ Task configure(io::JsonObject& section) {
           .max_length = reading.max_length,
           .span_corruption = options,
           .load = [reading](const Wanted& wanted) {
-            auto data = load_files(reading.files, wanted, false, [&](const fs::path& file) {
-              return read_documents(file, reading.skip_bad_lines);
-            });
+            auto data = load_files(reading.files, wanted, false,
+                                   [&](const fs::path& file) { return read_documents(file, reading.skip_bad_lines); });
             data.metrics = {"loss"};
             return data;
           }};

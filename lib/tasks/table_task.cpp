@@ -121,10 +121,11 @@ Task configure_classification(io::JsonObject& section) {
       const auto file = required_file(*reading.files.train);
       names = labels_of(file, columns, reading.skip_bad_lines);
       if (names.size() < 2) {
-        fail("{}: found {} in the column {}, expected at least two labels; name the column in /task/columns/label, or "
-             "the labels in /task/labels",
-             file.string(), names.empty() ? "no label" : fmt::format("the one label \"{}\"", names.front()),
-             quoted_list(columns.label.names));
+        fail(
+            "{}: found {} in the column {}, expected at least two labels; name the column in /task/columns/label, or "
+            "the labels in /task/labels",
+            file.string(), names.empty() ? "no label" : fmt::format("the one label \"{}\"", names.front()),
+            quoted_list(columns.label.names));
       }
     }
     const auto metrics = metrics_for(names.size(), given, primary, where);

@@ -16,7 +16,7 @@ namespace mergex::tasks {
 enum class Kind { kClassification, kRegression, kSpanCorruption };
 
 struct Example {
-  std::string id;    ///< the file's own id, else the row's number counted from 0
+  std::string id;  ///< the file's own id, else the row's number counted from 0
   std::string text;
   std::optional<std::string> text_pair = {};
   std::optional<double> label = {};  ///< index of the class, or the score; absent: not known, so never scored

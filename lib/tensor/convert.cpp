@@ -52,11 +52,25 @@ io::TensorView view_of(std::string name, const Tensor& t) {
 
 std::string shape_text(at::IntArrayRef sizes) { return fmt::format("[{}]", fmt::join(sizes, ", ")); }
 
+namespace {
+
+constexpr std::array<std::pair<const char*, at::ScalarType>, 3> kModelDTypes{
+    {{"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}}};
+
+}  // namespace
+
 at::ScalarType dtype_from_name(const std::string& name) {
-  if (name == "float32") return at::kFloat;
-  if (name == "float64") return at::kDouble;
-  if (name == "bfloat16") return at::kBFloat16;
+  for (const auto& [text, dtype] : kModelDTypes) {
+    if (name == text) return dtype;
+  }
   fail("\"{}\" is no dtype that models run in; expected float32, float64 or bfloat16", name);
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& [text, ours] : kModelDTypes) {
+    if (dtype == ours) return text;
+  }
+  throw std::logic_error("a dtype that models do not run in");
 }
 
 }  // namespace mergex::tensor

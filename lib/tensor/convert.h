@@ -18,5 +18,6 @@ std::string shape_text(at::IntArrayRef sizes);
 
 /// "float32", "float64", "bfloat16" <-> at::ScalarType. @throws UserError for other names
 at::ScalarType dtype_from_name(const std::string& name);
+std::string dtype_name(at::ScalarType dtype);
 
 }  // namespace mergex::tensor

@@ -44,7 +44,7 @@ class FieldReader {
       field.value = varint();
     } else if (field.wire_type == kFixed64 || field.wire_type == kFixed32) {
       const auto bytes = take(field.wire_type == kFixed64 ? 8 : 4);
-      std::memcpy(&field.value, bytes.data(), bytes.size());
+      if (!broken_) std::memcpy(&field.value, bytes.data(), bytes.size());
     } else if (field.wire_type == kDelimited) {
       field.content = take(varint());
     } else {

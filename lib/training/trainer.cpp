@@ -12,7 +12,6 @@
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/random.h"
-#include "io/atomic_file.h"
 
 namespace mergex::training {
 namespace fs = std::filesystem;
@@ -41,6 +40,14 @@ class MetricsFile {
     out << text << std::flush;
     if (!out) throw std::system_error(errno, std::generic_category(), path_.string() + ": cannot be written");
     bytes_ += static_cast<std::int64_t>(text.size());
+  }
+
+  /// What a checkpoint speaks of must be on the disk before it.
+  void sync() const {
+    if (const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
+      ::fsync(fd);
+      ::close(fd);
+    }
   }
 
   std::int64_t bytes() const { return bytes_; }
@@ -137,6 +144,7 @@ class Trainer {
   }
 
   void save() {
+    metrics_.sync();
     checkpoints_.save(step_, state(), run_.write_model);
     if (best_step_ >= 0) checkpoints_.point_best(best_step_);
     checkpoints_.prune(o_.keep_checkpoints, best_step_);

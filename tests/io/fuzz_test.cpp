@@ -91,6 +91,12 @@ int count_readable(int num_mutants, const std::function<std::string(int)>& mutan
   return num_readable;
 }
 
+// Removed before it is written anew: some file systems sync what replaces the content of a file.
+void replace_file(const std::filesystem::path& path, const std::string& bytes) {
+  std::filesystem::remove(path);
+  test::write_text(path, bytes);
+}
+
 std::string safetensors_bytes(const std::string& header, const std::string& data) {
   std::string length(8, '\0');
   const std::uint64_t size = header.size();
@@ -144,10 +150,10 @@ TEST_CASE("damaged safetensors files are read or refused", "[io][law]") {
 
   Mutator mutate(1);
   const auto num_readable = count_readable(
-      6000,
+      4000,
       [&](int i) { return i % 2 == 0 ? mutate(whole) : safetensors_bytes(mutate(header), tail); },
       [&](const std::string& mutant) {
-        test::write_text(path, mutant);
+        replace_file(path, mutant);
         const auto file = io::SafetensorsFile::open(path);
         unsigned sum = 0;
         std::size_t total = 0;
@@ -159,7 +165,7 @@ TEST_CASE("damaged safetensors files are read or refused", "[io][law]") {
         if (total > mutant.size() || sum > 255 * total) FAIL("more data than the file has");
       });
   CHECK(num_readable > 0);
-  CHECK(num_readable < 6000);
+  CHECK(num_readable < 4000);
 }
 
 TEST_CASE("damaged JSON recipes are read or refused", "[io][law]") {
@@ -170,7 +176,7 @@ TEST_CASE("damaged JSON recipes are read or refused", "[io][law]") {
 })";
   Mutator mutate(2);
   const auto num_readable = count_readable(
-      6000, [&](int) { return mutate(recipe); },
+      4000, [&](int) { return mutate(recipe); },
       [&](const std::string& mutant) {
         auto document = std::make_shared<io::JsonDocument>();
         document->value = io::parse_json(mutant, "r.json");
@@ -199,14 +205,14 @@ TEST_CASE("damaged JSON recipes are read or refused", "[io][law]") {
         resolved->dump(2, ' ', false, io::Json::error_handler_t::replace);
       });
   CHECK(num_readable > 0);
-  CHECK(num_readable < 6000);
+  CHECK(num_readable < 4000);
 }
 
 TEST_CASE("damaged tokenizer models are read or refused", "[io][law]") {
   test::TemporaryFolder folder;
   const auto path = folder / "spiece.model";
   const auto read = [&](const std::string& mutant) {
-    test::write_text(path, mutant);
+    replace_file(path, mutant);
     use_tokenizer(path);
   };
   Mutator mutate(3);

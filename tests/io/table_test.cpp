@@ -57,15 +57,17 @@ TEST_CASE("lines: byte order mark, both line ends, a last line without one", "[i
   const auto path = folder / "x.txt";
   CHECK(lines_of(test::write_text(path, "")).empty());
   CHECK(lines_of(test::write_text(path, "\n")) == Lines{""});
-  CHECK(lines_of(test::write_text(path, "\xEF\xBB\xBF"
-                                        "a\r\n\r\nb\rc\nd")) == Lines{"a", "", "b\rc", "d"});
+  CHECK(lines_of(test::write_text(path,
+                                  "\xEF\xBB\xBF"
+                                  "a\r\n\r\nb\rc\nd")) == Lines{"a", "", "b\rc", "d"});
   CHECK(lines_of(test::write_text(path, "a\n\xEF\xBB\xBFz\n")) == Lines{"a", "\xEF\xBB\xBFz"});
 }
 
 TEST_CASE("lines of a gzip file are those of the plain file, across buffers", "[io]") {
   const test::TemporaryFolder folder;
   std::string text;
-  for (int i = 0; i < 5000; ++i) text += std::string(static_cast<std::size_t>(i * 37 % 1000), 'x') + std::to_string(i) + "\r\n";
+  for (int i = 0; i < 5000; ++i)
+    text += std::string(static_cast<std::size_t>(i * 37 % 1000), 'x') + std::to_string(i) + "\r\n";
   text += std::string(600'000, 'y') + "\nend";
   const auto plain = lines_of(test::write_text(folder / "a.txt", text));
   CHECK(plain.size() == 5002);
@@ -77,7 +79,8 @@ TEST_CASE("a file that cannot be read as lines is named", "[io]") {
   const test::TemporaryFolder folder;
   const auto missing = folder / "missing.txt";
   CHECK(test::user_error([&] { io::TextLines{missing}; }) == missing.string() + ": no such file");
-  CHECK(test::user_error([&] { io::TextLines{folder.path()}; }) == folder.path().string() + ": is a folder, expected a file");
+  CHECK(test::user_error([&] { io::TextLines{folder.path()}; }) ==
+        folder.path().string() + ": is a folder, expected a file");
 
   std::string text;
   for (int i = 0; i < 20000; ++i) text += std::to_string(i * 7919 % 10007) + "\n";
@@ -118,12 +121,13 @@ TEST_CASE("a file is found plain or compressed", "[io]") {
 }
 
 TEST_CASE("UTF-8 is told from what is not", "[io]") {
-  for (const std::string_view good : {"", "plain ascii, longer than eight", "na\xC3\xAFve", "\xE2\x82\xAC", "\xF0\x9F\x98\x80",
-                                      "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF", "12345678\xC2\x80"}) {
+  for (const std::string_view good : {"", "plain ascii, longer than eight", "na\xC3\xAFve", "\xE2\x82\xAC",
+                                      "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF", "12345678\xC2\x80"}) {
     CHECK(io::is_valid_utf8(good));
   }
-  for (const std::string_view bad : {"\x80", "\xC3", "\xC0\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
-                                     "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "12345678\xE2\x82", "caf\xE9 au lait"}) {
+  for (const std::string_view bad :
+       {"\x80", "\xC3", "\xC0\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
+        "\xF5\x80\x80\x80", "\xFF", "12345678\xE2\x82", "caf\xE9 au lait"}) {
     CHECK_FALSE(io::is_valid_utf8(bad));
   }
 }
@@ -188,8 +192,9 @@ TEST_CASE("a header is needed and must name the columns", "[io]") {
   test::write_text(path, "a\t\xFF\n");
   CHECK(message() == path.string() + ":1: invalid UTF-8 in the header; convert the file to UTF-8");
   test::write_text(path, "sentense\tlabel\n");
-  CHECK(test::user_error([&] { rows_of(path, {{{"sentence", "text"}}}, {}); }) ==
-        path.string() + ":1: no column \"sentence\" or \"text\"; the header has \"sentense\", \"label\"");
+  CHECK(test::user_error([&] {
+          rows_of(path, {{{"sentence", "text"}}}, {});
+        }) == path.string() + ":1: no column \"sentence\" or \"text\"; the header has \"sentense\", \"label\"");
 }
 
 TEST_CASE("CSV: quoted cells hold commas, quotes and line ends", "[io]") {
@@ -238,7 +243,8 @@ TEST_CASE("JSON Lines: one strict object per line", "[io]") {
   CHECK(message(R"({"a": 1})") == ":2: no key \"b\"; the object has \"a\"; fix the line");
   CHECK(message("{}") == ":2: no key \"a\"; the object has none; fix the line");
   CHECK(message("[1, 2]") == ":2: found [1,2], expected an object {...}; fix the line");
-  CHECK(message(R"({"a": [1], "b": 1})") == ":2: \"a\" is [1], expected a string, a number, true or false; fix the line");
+  CHECK(message(R"({"a": [1], "b": 1})") ==
+        ":2: \"a\" is [1], expected a string, a number, true or false; fix the line");
   CHECK(message(R"({"a": 1, "a": 1, "b": 1})") == ":2: #/a: key given twice; keep one; fix the line");
   CHECK(message(R"({"a": 1,)").starts_with(":2: column 9: not valid JSON: "));
   CHECK(message(R"({"a": 1, "b": 1} {})").starts_with(":2: column 18: not valid JSON: "));

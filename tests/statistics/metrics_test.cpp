@@ -183,7 +183,8 @@ TEST_CASE("Pearson is invariant under affine maps, Spearman under monotone ones"
   CHECK(error_of(pearson(y, x), r) < 1e-14);
   CHECK(error_of(pearson(mapped(x, [](double v) { return 3.0 * v + 5.0; }), y), r) < 1e-11);
   CHECK(error_of(pearson(mapped(x, [](double v) { return -0.25 * v; }), y), -r) < 1e-13);
-  const auto huge = mapped(x, [](double v) { return 1e200 * v; }), tiny = mapped(y, [](double v) { return 1e-200 * v; });
+  const auto huge = mapped(x, [](double v) { return 1e200 * v; });
+  const auto tiny = mapped(y, [](double v) { return 1e-200 * v; });
   CHECK(error_of(pearson(huge, tiny), r) < 1e-12);
   CHECK(spearman(mapped(x, [](double v) { return std::exp(5.0 * v); }), y) == rho);
   CHECK(spearman(x, mapped(y, [](double v) { return v * v * v; })) == rho);

@@ -59,16 +59,15 @@ TEST_CASE("GLUE tasks: kinds, label order and metrics", "[tasks]") {
   struct Expected {
     std::string labels, metrics, primary;
   };
-  const std::map<std::string, Expected> expected{
-      {"cola", {"unacceptable acceptable", "matthews accuracy", "matthews"}},
-      {"sst2", {"negative positive", "accuracy", "accuracy"}},
-      {"mrpc", {"not_equivalent equivalent", "accuracy f1", "f1"}},
-      {"stsb", {"", "pearson spearman", "spearman"}},
-      {"qqp", {"not_duplicate duplicate", "accuracy f1", "f1"}},
-      {"mnli", {"entailment neutral contradiction", "accuracy", "accuracy"}},
-      {"qnli", {"entailment not_entailment", "accuracy", "accuracy"}},
-      {"rte", {"entailment not_entailment", "accuracy", "accuracy"}},
-      {"wnli", {"not_entailment entailment", "accuracy", "accuracy"}}};
+  const std::map<std::string, Expected> expected{{"cola", {"unacceptable acceptable", "matthews accuracy", "matthews"}},
+                                                 {"sst2", {"negative positive", "accuracy", "accuracy"}},
+                                                 {"mrpc", {"not_equivalent equivalent", "accuracy f1", "f1"}},
+                                                 {"stsb", {"", "pearson spearman", "spearman"}},
+                                                 {"qqp", {"not_duplicate duplicate", "accuracy f1", "f1"}},
+                                                 {"mnli", {"entailment neutral contradiction", "accuracy", "accuracy"}},
+                                                 {"qnli", {"entailment not_entailment", "accuracy", "accuracy"}},
+                                                 {"rte", {"entailment not_entailment", "accuracy", "accuracy"}},
+                                                 {"wnli", {"not_entailment entailment", "accuracy", "accuracy"}}};
   for (const auto& [name, what] : expected) {
     CAPTURE(name);
     const auto task = glue(name, "d");
@@ -131,8 +130,7 @@ TEST_CASE("MRPC: a byte order mark, unpaired quotes, ids that are not the row's"
 }
 
 TEST_CASE("STS-B: scores from 0 to 5", "[tasks]") {
-  const std::string header =
-      "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n";
+  const std::string header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n";
   const std::string front = "3\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\t";
   const auto data = load_both("stsb", header + front + "A plane.\tAn air plane.\t4.750\n" + front + "a\tb\t-1\n");
   REQUIRE(data.train.examples.size() == 1);
@@ -147,7 +145,8 @@ TEST_CASE("STS-B: scores from 0 to 5", "[tasks]") {
 
 TEST_CASE("QQP: both layouts, and the official malformed lines", "[tasks]") {
   const std::string header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n";
-  const auto content = header + "133273\t213221\t213222\tHow?\tHow so?\t1\n402555\t536040\t536041\thow\n9\t1\t2\ta\tb\t0\n";
+  const auto content =
+      header + "133273\t213221\t213222\tHow?\tHow so?\t1\n402555\t536040\t536041\thow\n9\t1\t2\ta\tb\t0\n";
   CHECK(error_of("qqp", content) ==
         ":3: found 4 columns, expected 6 as in the header; fix the line, or --set /task/on_bad_line=skip");
   const auto data = load_both("qqp", content, R"(, "on_bad_line": "skip")");
@@ -180,8 +179,8 @@ TEST_CASE("MNLI: official columns by name, matched and mismatched, no agreement 
       "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
       "sentence2_parse\tsentence1\tsentence2\tlabel1\t";
   const auto row = [](int index, const std::string& labels) {
-    return fmt::format("{}\t31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT)\t(ROOT)\tpremise {}\thypothesis\t{}\n", index,
-                       index, labels);
+    return fmt::format("{}\t31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT)\t(ROOT)\tpremise {}\thypothesis\t{}\n",
+                       index, index, labels);
   };
   test::write_text(folder / "train.tsv", front + "gold_label\n" + row(0, "neutral\tneutral") +
                                              row(1, "entailment\tcontradiction") + row(2, "neutral\t-"));
@@ -235,14 +234,18 @@ TEST_CASE("files are found plain or compressed, or under other names", "[tasks]"
   CHECK(glue("sst2", folder.path()).load({}).validation[0].examples.at(0).text == "zipped");
 
   test::write_text(folder / "mine.jsonl", "{\"sentence\": \"x\", \"label\": 1, \"idx\": 8}\n");
-  const auto more = fmt::format(R"(, "files": {{"validation": ["{0}/train.tsv", "{0}/mine.jsonl"]}})", folder.path().string());
-  const auto data = glue("sst2", folder.path(), more).load({});
+  const auto resolved = std::make_shared<io::Json>();
+  const auto data = test::task_of(R"({"name": "glue/sst2", "data_dir": ".",
+                                      "files": {"validation": ["train.tsv", "mine.jsonl"]}})",
+                                  (folder / "r.json").string(), resolved)
+                        .load({});
+  CHECK((*resolved)["task"]["files"]["validation"][1] == (folder / "mine.jsonl").string());
   REQUIRE(data.validation.size() == 2);
   CHECK(data.validation[1].name == "validation_2");
   check(data.validation[1].examples.at(0), "8", "x", std::nullopt, 1.0);
 
-  const auto lone = test::task_of(fmt::format(R"({{"name": "glue/sst2", "files": {{"validation": "{}"}}}})",
-                                              (folder / "train.tsv").string()));
+  const auto lone = test::task_of(
+      fmt::format(R"({{"name": "glue/sst2", "files": {{"validation": "{}"}}}})", (folder / "train.tsv").string()));
   CHECK(lone.load({.train = false}).validation.size() == 1);
   CHECK(test::user_error([&] { lone.load({}); }) ==
         "r.json#/task: names no training file; add it as /task/files/train");
@@ -259,27 +262,26 @@ TEST_CASE("the real GLUE files have the known numbers of examples and labels", "
     std::string task, file;
     std::map<double, int> labels;  // -1: none
   };
-  const std::vector<Known> known{
-      {"sst2", "SST-2/train.tsv.gz", {{0, 29780}, {1, 37569}}},
-      {"sst2", "SST-2/dev.tsv", {{0, 428}, {1, 444}}},
-      {"cola", "CoLA/train.tsv", {{0, 2528}, {1, 6023}}},
-      {"cola", "CoLA/dev.tsv", {{0, 322}, {1, 721}}},
-      {"mrpc", "MRPC/train.tsv", {{0, 1194}, {1, 2474}}},
-      {"mrpc", "MRPC/dev.tsv", {{0, 129}, {1, 279}}},
-      {"mrpc", "MRPC/test_labelled.tsv", {{0, 578}, {1, 1147}}},
-      {"qqp", "QQP/dev_first1001.tsv", {{0, 673}, {1, 328}}},
-      {"qqp", "QQP/dev_sample7600.tsv.gz", {{0, 4871}, {1, 2729}}},
-      {"qqp", "QQP/train_sample23496.tsv.gz", {{0, 14749}, {1, 8747}}},
-      {"qnli", "QNLI/dev.tsv.gz", {{0, 2702}, {1, 2761}}},
-      {"qnli", "QNLI/test.tsv.gz", {{-1, 5463}}},
-      {"rte", "RTE/train.tsv", {{0, 1249}, {1, 1241}}},
-      {"rte", "RTE/dev.tsv", {{0, 146}, {1, 131}}},
-      {"rte", "RTE/test.tsv.gz", {{-1, 3000}}},
-      {"wnli", "WNLI/train.tsv", {{0, 323}, {1, 312}}},
-      {"wnli", "WNLI/dev.tsv", {{0, 40}, {1, 31}}},
-      {"mnli", "MNLI/train_sample3000.tsv", {{0, 995}, {1, 995}, {2, 1010}}},
-      {"mnli", "MNLI/dev_matched_first1001.tsv", {{0, 342}, {1, 319}, {2, 340}}},
-      {"mnli", "MNLI/dev_sample7469.tsv.gz", {{0, 2681}, {1, 2353}, {2, 2435}}}};
+  const std::vector<Known> known{{"sst2", "SST-2/train.tsv.gz", {{0, 29780}, {1, 37569}}},
+                                 {"sst2", "SST-2/dev.tsv", {{0, 428}, {1, 444}}},
+                                 {"cola", "CoLA/train.tsv", {{0, 2528}, {1, 6023}}},
+                                 {"cola", "CoLA/dev.tsv", {{0, 322}, {1, 721}}},
+                                 {"mrpc", "MRPC/train.tsv", {{0, 1194}, {1, 2474}}},
+                                 {"mrpc", "MRPC/dev.tsv", {{0, 129}, {1, 279}}},
+                                 {"mrpc", "MRPC/test_labelled.tsv", {{0, 578}, {1, 1147}}},
+                                 {"qqp", "QQP/dev_first1001.tsv", {{0, 673}, {1, 328}}},
+                                 {"qqp", "QQP/dev_sample7600.tsv.gz", {{0, 4871}, {1, 2729}}},
+                                 {"qqp", "QQP/train_sample23496.tsv.gz", {{0, 14749}, {1, 8747}}},
+                                 {"qnli", "QNLI/dev.tsv.gz", {{0, 2702}, {1, 2761}}},
+                                 {"qnli", "QNLI/test.tsv.gz", {{-1, 5463}}},
+                                 {"rte", "RTE/train.tsv", {{0, 1249}, {1, 1241}}},
+                                 {"rte", "RTE/dev.tsv", {{0, 146}, {1, 131}}},
+                                 {"rte", "RTE/test.tsv.gz", {{-1, 3000}}},
+                                 {"wnli", "WNLI/train.tsv", {{0, 323}, {1, 312}}},
+                                 {"wnli", "WNLI/dev.tsv", {{0, 40}, {1, 31}}},
+                                 {"mnli", "MNLI/train_sample3000.tsv", {{0, 995}, {1, 995}, {2, 1010}}},
+                                 {"mnli", "MNLI/dev_matched_first1001.tsv", {{0, 342}, {1, 319}, {2, 340}}},
+                                 {"mnli", "MNLI/dev_sample7469.tsv.gz", {{0, 2681}, {1, 2353}, {2, 2435}}}};
   for (const auto& [name, file, labels] : known) {
     CAPTURE(file);
     const auto path = test::data_path("glue/" + file);
@@ -294,7 +296,8 @@ TEST_CASE("the real STS-B scores have the known mean", "[tasks]") {
   for (const auto& [file, count, sum] : {std::tuple{"train.tsv", 5749u, 15528.0}, {"dev.tsv", 1500u, 3545.86}}) {
     const auto path = test::data_path(std::string("glue/STS-B/") + file);
     if (!path) return;
-    const auto task = test::task_of(fmt::format(R"({{"name": "glue/stsb", "files": {{"train": "{}"}}}})", path->string()));
+    const auto task =
+        test::task_of(fmt::format(R"({{"name": "glue/stsb", "files": {{"train": "{}"}}}})", path->string()));
     const auto data = task.load({.validation = false});
     CHECK(data.train.examples.size() == count);
     double total = 0;

@@ -37,7 +37,8 @@ TEST_CASE("labels that are numbers are names, never places", "[tasks]") {
 TEST_CASE("a long label is cut between characters", "[tasks]") {
   std::string label(59, 'x');
   label += "\xC3\xA9\xC3\xA9";
-  CHECK(tasks::class_label(label, Names{"a", "b"}).problem.starts_with("found label \"" + std::string(59, 'x') + "...\""));
+  CHECK(tasks::class_label(label, Names{"a", "b"})
+            .problem.starts_with("found label \"" + std::string(59, 'x') + "...\""));
 }
 
 TEST_CASE("a score is a finite number in its range", "[tasks]") {
@@ -68,9 +69,12 @@ TEST_CASE("a checkpoint's labels are matched by name, not by place (E7)", "[task
   CHECK(matched({"LABEL_0", "LABEL_1", "LABEL_2"}) == Order{0, 1, 2});
   CHECK(tasks::match_labels(Names{"entailment", "not_entailment"}, Names{"not entailment", "Entailment"}, "ckpt") ==
         Order{1, 0});
-  CHECK(test::user_error([&] { matched({"entailment", "not_entailment"}); }) ==
-        "ckpt: the head's labels are \"entailment\" or \"not_entailment\", the task's are \"entailment\", \"neutral\" or "
-        "\"contradiction\"; use a checkpoint of this task, or train a new head");
+  CHECK(
+      test::user_error([&] {
+        matched({"entailment", "not_entailment"});
+      }) ==
+      "ckpt: the head's labels are \"entailment\" or \"not_entailment\", the task's are \"entailment\", \"neutral\" or "
+      "\"contradiction\"; use a checkpoint of this task, or train a new head");
   CHECK_FALSE(test::user_error([&] { matched({"entailment", "neutral", "neutral"}); }).empty());
   CHECK_FALSE(test::user_error([&] { matched({"LABEL_0", "LABEL_2", "LABEL_1"}); }).empty());
 }

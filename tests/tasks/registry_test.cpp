@@ -14,9 +14,8 @@ TEST_CASE("tasks have unique snake_case names, a summary and a source", "[tasks]
   for (const auto* entry : tasks::registry()) {
     CAPTURE(entry->name);
     CHECK(names.insert(entry->name).second);
-    CHECK(std::ranges::all_of(entry->name, [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '/';
-    }));
+    CHECK(std::ranges::all_of(
+        entry->name, [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '/'; }));
     CHECK_FALSE(entry->summary.empty());
     CHECK_FALSE(entry->source.empty());
     CHECK(entry->configure != nullptr);
@@ -50,8 +49,7 @@ TEST_CASE("every task's options are read from its section, defaults included", "
 TEST_CASE("an unknown task or option is answered with the nearest", "[tasks]") {
   CHECK(test::user_error([] { test::task_of(R"({"name": "glue/sts2"})"); }) ==
         "r.json#/task/name: got \"glue/sts2\", no such task; did you mean \"glue/sst2\"? (mergex finetune --list)");
-  CHECK(test::user_error([] { test::task_of(R"({"max_length": 3})"); }) ==
-        "r.json#/task: \"name\" is missing; add it");
+  CHECK(test::user_error([] { test::task_of(R"({"max_length": 3})"); }) == "r.json#/task: \"name\" is missing; add it");
   CHECK(test::user_error([] { test::task_of(R"({"name": "glue/sst2", "data_dir": "d", "max_lenght": 3})"); }) ==
         "r.json#/task: unknown key \"max_lenght\"; did you mean \"max_length\"?");
   CHECK(test::user_error([] { test::task_of(R"({"name": "glue/sst2", "data_dir": "d", "files": {"dev": "x"}})"); }) ==
@@ -60,6 +58,7 @@ TEST_CASE("an unknown task or option is answered with the nearest", "[tasks]") {
         "r.json#/task/max_length: got 1, expected at least 2");
   CHECK(test::user_error([] { test::task_of(R"({"name": "glue/sst2", "data_dir": "d", "on_bad_line": "ignore"})"); }) ==
         "r.json#/task/on_bad_line: got \"ignore\", expected \"error\" or \"skip\"");
-  CHECK(test::user_error([] { test::task_of(R"({"name": "glue/sst2"})"); }) ==
-        "r.json#/task: \"data_dir\" is missing; add the folder that holds train.tsv and dev.tsv, or name the \"files\"");
+  CHECK(
+      test::user_error([] { test::task_of(R"({"name": "glue/sst2"})"); }) ==
+      "r.json#/task: \"data_dir\" is missing; add the folder that holds train.tsv and dev.tsv, or name the \"files\"");
 }

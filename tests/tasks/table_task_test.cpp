@@ -16,8 +16,8 @@ TEST_CASE("classification: the training file's labels, the metrics of two classe
   test::write_text(folder / "train.tsv", kTrain);
   test::write_text(folder / "dev.csv", "label,text\nneg,\"bad, really\"\n,unknown\n");
   const auto file = (folder / "r.json").string();  // paths are relative to the recipe
-  const auto task = test::task_of(
-      R"({"name": "classification", "files": {"train": "train.tsv", "validation": "dev.csv"}})", file);
+  const auto task =
+      test::task_of(R"({"name": "classification", "files": {"train": "train.tsv", "validation": "dev.csv"}})", file);
   CHECK(task.kind == tasks::Kind::kClassification);
   CHECK(task.labels.empty());
   CHECK(task.primary_metric == "accuracy");
@@ -72,8 +72,8 @@ TEST_CASE("classification: labels that are numbers keep their order and their me
   CHECK(data.labels[2] == "2");
   CHECK(data.metrics == Names{"accuracy"});
   CHECK(data.train.examples[0].label == 11.0);
-  const auto by_matthews = test::task_of(
-      R"({"name": "classification", "files": {"train": "train.tsv"}, "select_by": "matthews"})", file);
+  const auto by_matthews =
+      test::task_of(R"({"name": "classification", "files": {"train": "train.tsv"}, "select_by": "matthews"})", file);
   CHECK(by_matthews.load({}).metrics == Names{"accuracy", "matthews"});
   const auto by_f1 =
       test::task_of(R"({"name": "classification", "files": {"train": "train.tsv"}, "metrics": ["f1"]})", file);
@@ -85,13 +85,14 @@ TEST_CASE("mistakes in one's own task are named", "[tasks]") {
   const test::TemporaryFolder folder;
   const auto file = (folder / "r.json").string();
   const auto message = [&](const std::string& rest, const std::string& name = "classification") {
-    const auto text = test::user_error(
-        [&] { test::task_of(fmt::format(R"({{"name": "{}", {}}})", name, rest), file).load({}); });
+    const auto text =
+        test::user_error([&] { test::task_of(fmt::format(R"({{"name": "{}", {}}})", name, rest), file).load({}); });
     return text.starts_with(folder.path().string()) ? text.substr(folder.path().string().size() + 1) : text;
   };
   const std::string files = R"("files": {"train": "train.tsv"})";
   CHECK(message(R"("max_length": 5)") ==
-        "r.json#/task: \"files\" names neither a training nor a validation file; add {\"train\": ..., \"validation\": ...}");
+        "r.json#/task: \"files\" names neither a training nor a validation file; add {\"train\": ..., \"validation\": "
+        "...}");
   CHECK(message(R"("files": {"validation": "dev.tsv"})") ==
         "r.json#/task: \"labels\" is missing; without a training file their names must be given");
   CHECK(message(R"("files": {"train": "train.xlsx"})") ==
@@ -106,11 +107,13 @@ TEST_CASE("mistakes in one's own task are named", "[tasks]") {
   CHECK(message(files + R"(, "metrics": ["accuracy"], "select_by": "f1")") ==
         "r.json#/task/select_by: got \"f1\", expected \"accuracy\"");
   CHECK(message(files + R"(, "metrics": ["accuracy"])", "regression") ==
-        "r.json#/task/metrics: got [\"accuracy\"], no metric \"accuracy\" of this task, expected \"pearson\" or \"spearman\"");
+        "r.json#/task/metrics: got [\"accuracy\"], no metric \"accuracy\" of this task, expected \"pearson\" or "
+        "\"spearman\"");
   test::write_text(folder / "train.tsv", "text\tlabel\na\tx\nb\tx\n");
-  CHECK(message(files) ==
-        "train.tsv: found the one label \"x\" in the column \"label\", expected at least two labels; name the column in "
-        "/task/columns/label, or the labels in /task/labels");
+  CHECK(
+      message(files) ==
+      "train.tsv: found the one label \"x\" in the column \"label\", expected at least two labels; name the column in "
+      "/task/columns/label, or the labels in /task/labels");
   test::write_text(folder / "train.tsv", "sentence\tlabel\na\tx\nb\ty\n");
   CHECK(message(files) == "train.tsv:1: no column \"text\"; the header has \"sentence\", \"label\"");
 }
@@ -148,8 +151,8 @@ TEST_CASE("span corruption: a document per line", "[tasks]") {
   CHECK(data.train.examples[2].id == "2");
   CHECK_FALSE(data.train.examples[0].label);
   CHECK(data.skipped_lines == 2);
-  const auto strict = test::task_of(R"({"name": "span_corruption", "files": {"train": "train.txt"}})",
-                                    (folder / "r.json").string());
+  const auto strict =
+      test::task_of(R"({"name": "span_corruption", "files": {"train": "train.txt"}})", (folder / "r.json").string());
   CHECK(test::user_error([&] { strict.load({}); }) ==
         (folder / "train.txt").string() + ":5: invalid UTF-8; fix the line, or --set /task/on_bad_line=skip");
   CHECK(test::user_error([] {

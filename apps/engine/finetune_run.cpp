@@ -1,0 +1,467 @@
+#include "finetune_run.h"
+
+#include <fcntl.h>
+#include <torch/torch.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <map>
+
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/log.h"
+#include "core/random.h"
+#include "io/atomic_file.h"
+#include "io/sha256.h"
+#include "statistics/registry.h"
+#include "tasks/corrupt_spans.h"
+#include "tensor/convert.h"
+
+namespace mergex::engine {
+namespace fs = std::filesystem;
+using io::Json;
+
+namespace {
+
+std::string now() {
+  const auto seconds = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string resident_memory() {
+  std::ifstream statm("/proc/self/statm");
+  double total = 0.0, resident = 0.0;
+  if (!(statm >> total >> resident)) return "";
+  return fmt::format("{:.1f} GiB", resident * static_cast<double>(sysconf(_SC_PAGESIZE)) / (1 << 30));
+}
+
+bool is_generic(const std::vector<std::string>& labels) {
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (labels[i] != fmt::format("LABEL_{}", i)) return false;
+  }
+  return true;
+}
+
+/// Names of the classes that a checkpoint's head was trained on, by index; empty where config.json has none.
+std::vector<std::string> labels_of(const Json& config) {
+  std::vector<std::string> labels;
+  const auto found = config.find("id2label");
+  if (found == config.end() || !found->is_object()) return labels;
+  for (std::size_t i = 0; i < found->size(); ++i) {
+    const auto label = found->find(std::to_string(i));
+    if (label == found->end() || !label->is_string()) return {};
+    labels.push_back(label->get<std::string>());
+  }
+  return labels;
+}
+
+}  // namespace
+
+ModelOptions ModelOptions::read(io::JsonObject options) {
+  ModelOptions m;
+  m.checkpoint = options.path("checkpoint");
+  if (options.peek("config").is_string()) {
+    const auto path = options.required_path("config");
+    m.config = io::read_json(path);
+    m.config_origin = path.string();
+  } else if (options.has("config")) {
+    m.config_origin = options.where("config");
+    m.config = options.any("config");
+  }
+  if (m.checkpoint.has_value() == m.config.has_value()) {
+    options.fail_value("checkpoint", m.config ? "but config is given too; keep one"
+                                              : "give the folder of a checkpoint, or config for random weights");
+  }
+  if (const auto path = options.path("tokenizer")) {
+    m.tokenizer = *path;
+  } else if (m.checkpoint) {
+    m.tokenizer = *m.checkpoint;
+  } else {
+    options.fail_value("tokenizer", "is missing: with config, name the folder that holds spiece.model");
+  }
+  const std::vector<std::string> heads{"classification", "language_model"};
+  m.head = options.choice("head", heads, 0) == 0 ? backbones::Head::kClassification : backbones::Head::kLanguageModel;
+  const std::vector<std::string> dtypes{"float32", "float64"};
+  m.dtype = dtypes[options.choice("dtype", dtypes, 0)];
+  m.dropout = options.maybe<double>("dropout", {.at_least = 0.0, .below = 1.0});
+  m.embedding_std = options.maybe<double>("embedding_std", {.above = 0.0});
+  if (m.embedding_std && m.checkpoint) {
+    options.fail_value("embedding_std", "but the embeddings come from the checkpoint; remove it");
+  }
+  options.optional("new_head", m.new_head);
+  options.finish();
+  return m;
+}
+
+FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
+  FinetunePlan plan;
+  plan.resolved = std::make_shared<Json>();
+  io::JsonObject recipe(row.document, plan.resolved);
+  plan.name = fs::path(row.document->file).stem().string();
+  recipe.optional("name", plan.name);
+  recipe.optional("description", plan.description);
+  recipe.optional("seed", plan.seed, {.at_least = 0});
+  plan.paper = recipe.any("paper");
+  plan.model = ModelOptions::read(recipe.required_object("model"));
+  if (auto experts = recipe.object("experts")) plan.experts = routing::ExpertOptions::read(*experts);
+  plan.task = tasks::read_task(recipe.required_object("task"));
+  plan.training = training::TrainingOptions::read(recipe.required_object("training"), recipe.object_or_empty("evaluation"));
+  recipe.finish();
+  const bool is_text = plan.task.kind == tasks::Kind::kSpanCorruption;
+  if (is_text != (plan.model.head == backbones::Head::kLanguageModel)) {
+    fail("{}: got \"{}\", which task \"{}\" cannot train; expected \"{}\"", recipe.where("model") + "/head",
+         is_text ? "classification" : "language_model", plan.task.name, is_text ? "language_model" : "classification");
+  }
+  return plan;
+}
+
+std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
+  const auto key = plan.resolved->at("task").dump() + plan.model.tokenizer.string();
+  if (key == key_) return dataset_;
+  auto dataset = std::make_shared<Dataset>();
+  dataset->tokenizer = std::make_shared<text::T5Tokenizer>(text::T5Tokenizer::load(plan.model.tokenizer));
+  dataset->data = plan.task.load({});
+  if (dataset->data.skipped_lines > 0) {
+    log::warn("{}: skipped {} malformed lines", plan.task.name, dataset->data.skipped_lines);
+  }
+  const auto encode = [&](const tasks::Split& split) {
+    if (plan.task.span_corruption) {
+      const auto [length, targets] = tasks::span_lengths(plan.task.max_length, *plan.task.span_corruption);
+      return tasks::encode_pieces(split, *dataset->tokenizer, length);
+    }
+    return tasks::encode(split, *dataset->tokenizer, plan.task.max_length);
+  };
+  log::debug("encoding {}", plan.task.name);
+  dataset->train = encode(dataset->data.train);
+  if (dataset->train.empty()) fail("{}: holds no text to train on", dataset->data.train.file.string());
+  for (const auto& split : dataset->data.validation) dataset->validation.push_back(encode(split));
+  if (dataset->validation.empty()) fail("/task: no validation split; name one in files");
+  key_ = key;
+  dataset_ = dataset;
+  return dataset;
+}
+
+std::string Machine::describe() const {
+  return fmt::format("{} | {} threads | LibTorch {}", device.str(), threads, TORCH_VERSION);
+}
+
+FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> dataset, const Machine& machine,
+                         bool counts_only)
+    : plan_(std::move(plan)),
+      dataset_(std::move(dataset)),
+      machine_(machine),
+      objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id()) {
+  const auto& data = dataset_->data;
+  select_by_ = plan_.training.select_best_by.empty() ? plan_.task.primary_metric : plan_.training.select_best_by;
+  if (select_by_ != "loss" && std::ranges::find(data.metrics, select_by_) == data.metrics.end()) {
+    fail("/evaluation/select_best_by: got \"{}\", expected loss or one of the task's: {}", select_by_,
+         fmt::join(data.metrics, ", "));
+  }
+  higher_is_better_ = statistics::find_metric(select_by_).higher_is_better;
+
+  backbones::BuildOptions build;
+  build.head = plan_.model.head;
+  build.num_labels = plan_.task.kind == tasks::Kind::kClassification ? static_cast<std::int64_t>(data.labels.size()) : 1;
+  build.label_names = data.labels;
+  build.dropout = plan_.model.dropout;
+  build.embedding_std = plan_.model.embedding_std;
+  build.tensors = at::TensorOptions()
+                      .dtype(tensor::dtype_from_name(plan_.model.dtype))
+                      .device(counts_only ? at::Device(at::kMeta) : at::Device(at::kCPU));
+
+  std::optional<io::CheckpointFolder> folder;
+  if (plan_.model.checkpoint) {
+    folder.emplace(*plan_.model.checkpoint);
+    weight_files_ = folder->files();
+    // A head that was trained on these classes in another order would start from a permuted answer.
+    const auto theirs = labels_of(folder->config());
+    const bool has_head = folder->find("classification_head.out_proj.weight") != nullptr && !plan_.model.new_head;
+    if (has_head && plan_.task.kind == tasks::Kind::kClassification && !theirs.empty() && !is_generic(theirs)) {
+      auto ours_sorted = data.labels, theirs_sorted = theirs;
+      std::ranges::sort(ours_sorted);
+      std::ranges::sort(theirs_sorted);
+      if (ours_sorted != theirs_sorted) {
+        fail("{}: its head knows the classes {}, the task has {}; set /model/new_head to true to start a new head",
+             folder->path().string(), fmt::join(theirs, ", "), fmt::join(data.labels, ", "));
+      }
+      build.label_names = theirs;
+      if (theirs != data.labels) {
+        log::info("classes in the checkpoint's order: {}", fmt::join(theirs, ", "));
+        auto mapped = std::make_shared<Dataset>(*dataset_);
+        const auto map = [&](std::vector<tasks::Encoded>& examples) {
+          for (auto& example : examples) {
+            if (!example.label) continue;
+            const auto& label = data.labels[static_cast<std::size_t>(*example.label)];
+            example.label = static_cast<double>(std::ranges::find(theirs, label) - theirs.begin());
+          }
+        };
+        map(mapped->train);
+        for (auto& split : mapped->validation) map(split);
+        mapped->data.labels = theirs;
+        dataset_ = mapped;
+      }
+    }
+  }
+  const auto& config = folder ? folder->config() : *plan_.model.config;
+  const auto origin = folder ? (folder->path() / "config.json").string() : plan_.model.config_origin;
+  model_.backbone = backbones::build(config, origin, build);
+  model_.tokenizer_file = dataset_->tokenizer->model_file();
+  const auto rows = model_.backbone->named_parameters()["shared.weight"].size(0);
+  if (rows < dataset_->tokenizer->vocab_size()) {
+    fail("{}#/vocab_size: got {}, but the tokenizer {} has {} ids; use the tokenizer that belongs to the model", origin,
+         rows, model_.tokenizer_file.string(), dataset_->tokenizer->vocab_size());
+  }
+
+  const auto seed = static_cast<std::uint64_t>(plan_.seed);
+  auto weights = tensor::cpu_generator(seed, "weights");
+  if (folder) {
+    backbones::load_weights(*model_.backbone, *folder, weights, {.check_only = counts_only, .new_head = plan_.model.new_head});
+  } else if (!counts_only) {
+    model_.backbone->initialize(weights, std::nullopt);
+  }
+  if (plan_.experts) {
+    auto generator = tensor::cpu_generator(seed, "experts");
+    model_.experts = routing::upcycle(model_.backbone->feed_forwards(), *plan_.experts, generator);
+    model_.expert_options = plan_.resolved->at("experts");
+    if (folder && !counts_only && read_experts(model_, folder->path())) log::info("experts from the checkpoint");
+  } else if (folder && fs::exists(folder->path() / "experts.safetensors")) {
+    log::warn("{}: holds experts, which this recipe does not use; the base experts are loaded as a dense model",
+              folder->path().string());
+  }
+  if (!counts_only) model_.backbone->to(machine_.device);
+}
+
+Json FinetuneRun::plan_json() const {
+  const auto counts = count_parameters(model_);
+  const auto& t = plan_.training;
+  const auto examples = static_cast<std::int64_t>(dataset_->train.size());
+  Json splits = Json::object();
+  for (std::size_t i = 0; i < dataset_->validation.size(); ++i) {
+    splits[dataset_->data.validation[i].name] = dataset_->validation[i].size();
+  }
+  return {{"name", plan_.name},
+          {"method", plan_.experts ? plan_.experts->method : "dense"},
+          {"parameters",
+           {{"dense", counts.dense},
+            {"head", counts.head},
+            {"experts", counts.experts.experts},
+            {"routers", counts.experts.routers},
+            {"curvature", counts.experts.curvature},
+            {"total", counts.total()}}},
+          {"task", plan_.task.name},
+          {"train_examples", examples},
+          {"evaluated", splits},
+          {"steps", t.num_steps(examples)},
+          {"steps_per_epoch", t.steps_per_epoch(examples)},
+          {"warmup_steps", t.schedule.warmup(t.num_steps(examples))},
+          {"examples_per_step", t.batch_size * t.gradient_accumulation}};
+}
+
+std::string FinetuneRun::describe() const {
+  const auto plan = plan_json();
+  std::string text = fmt::format("  method      {}\n  parameters ", plan["method"].get<std::string>());
+  for (const auto& [part, count] : plan["parameters"].items()) text += fmt::format(" {} {} |", part, count.get<std::int64_t>());
+  text.resize(text.size() - 2);
+  text += fmt::format("\n  data        {}: {} training examples", plan_.task.name, dataset_->train.size());
+  for (const auto& [split, count] : plan["evaluated"].items()) text += fmt::format(", {} {}", count.get<std::int64_t>(), split);
+  text += fmt::format("\n  training    {} steps of {} examples ({} an epoch), {} of warm-up, peak learning rate {:g}\n",
+                      plan["steps"].get<std::int64_t>(), plan["examples_per_step"].get<std::int64_t>(),
+                      plan["steps_per_epoch"].get<std::int64_t>(), plan["warmup_steps"].get<std::int64_t>(),
+                      plan_.training.optimizer.learning_rate);
+  return text;
+}
+
+evaluation::Batch FinetuneRun::text_batch(std::span<const std::size_t> examples,
+                                          const std::vector<tasks::Encoded>& from, const std::string& stream) const {
+  const auto& tokenizer = *dataset_->tokenizer;
+  const auto sentinel = [&](int i) { return tokenizer.sentinel_id(i); };
+  std::vector<std::vector<std::int32_t>> inputs, targets;
+  for (const auto example : examples) {
+    const auto& ids = from[example].ids;
+    // The mask of an example depends on epoch and example alone, not on the batch that it is in.
+    const auto mask = tasks::random_spans_noise_mask(
+        static_cast<std::int64_t>(ids.size()), *plan_.task.span_corruption,
+        stream_seed(static_cast<std::uint64_t>(plan_.seed), fmt::format("{}/{}", stream, example)));
+    inputs.push_back(tasks::replace_spans(ids, mask, true, sentinel));
+    targets.push_back(tasks::replace_spans(ids, mask, false, sentinel));
+    inputs.back().push_back(tokenizer.eos_id());
+    targets.back().push_back(tokenizer.eos_id());
+  }
+  return objective_.batch(inputs, targets);
+}
+
+std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
+  model_.experts.begin(/*training=*/false, nullptr);
+  std::vector<evaluation::SplitResult> results;
+  const auto& data = dataset_->data;
+  for (std::size_t i = 0; i < data.validation.size(); ++i) {
+    const auto& examples = dataset_->validation[i];
+    const auto& name = data.validation[i].name;
+    if (plan_.task.span_corruption) {
+      results.push_back(evaluation::evaluate_loss(
+          *model_.backbone, objective_, name, examples.size(), plan_.training.evaluation_batch_size,
+          [&](std::size_t begin, std::size_t end) {
+            std::vector<std::size_t> members;
+            for (auto at = begin; at < end; ++at) members.push_back(at);
+            return text_batch(members, examples, "span_corruption/" + name);
+          }));
+    } else {
+      results.push_back(evaluation::evaluate_split(*model_.backbone, objective_, plan_.task.kind, name, examples,
+                                                   data.metrics, data.labels, plan_.training.evaluation_batch_size));
+    }
+  }
+  return results;
+}
+
+void FinetuneRun::write_predictions(const fs::path& folder, const std::vector<evaluation::SplitResult>& splits) const {
+  const auto& data = dataset_->data;
+  const auto shown = [&](double value) -> Json {
+    if (plan_.task.kind == tasks::Kind::kRegression) return value;
+    return data.labels[static_cast<std::size_t>(value)];
+  };
+  io::write_file_with(folder / "predictions.jsonl", [&](int fd) {
+    std::string text;
+    for (std::size_t s = 0; s < splits.size(); ++s) {
+      for (std::size_t i = 0; i < splits[s].predictions.size(); ++i) {
+        const auto& p = splits[s].predictions[i];
+        Json line{{"split", splits[s].name}, {"id", data.validation[s].examples[i].id}};
+        line["gold"] = p.gold ? shown(*p.gold) : Json(nullptr);
+        line["prediction"] = shown(p.predicted);
+        line["scores"] = p.logits;
+        text += line.dump() + "\n";
+      }
+    }
+    io::write_all(fd, text.data(), text.size());
+  });
+}
+
+Json FinetuneRun::results(const training::TrainingResult& trained,
+                          const std::vector<evaluation::SplitResult>& splits) const {
+  const auto counts = count_parameters(model_);
+  Json json{{"name", plan_.name},
+            {"task", plan_.task.name},
+            {"method", plan_.experts ? plan_.experts->method : "dense"},
+            {"seed", plan_.seed},
+            {"steps", trained.steps},
+            {"selected_by", select_by_},
+            {"higher_is_better", higher_is_better_},
+            {"selection", "best of the evaluations during training, on the first split"},
+            {"best_step", trained.best_step},
+            {"last_evaluation", trained.last}};
+  Json list = Json::array();
+  for (const auto& split : splits) {
+    auto entry = split.to_json();
+    if (plan_.task.kind == tasks::Kind::kClassification && split.num_scored > 0) {
+      std::map<double, std::int64_t> by_class;
+      for (const auto& p : split.predictions) {
+        if (p.gold) ++by_class[*p.gold];
+      }
+      const auto most = std::ranges::max_element(by_class, {}, [](const auto& c) { return c.second; });
+      entry["majority_class"] = dataset_->data.labels[static_cast<std::size_t>(most->first)];
+      entry["majority_share"] = static_cast<double>(most->second) / static_cast<double>(split.num_scored);
+    }
+    list.push_back(entry);
+  }
+  json["splits"] = list;
+  if (!model_.experts.empty()) {
+    const auto report = model_.experts.report();
+    json["experts"] = {{"task_vector_ratio", report.task_vector_ratio},
+                       {"kept_fraction", report.kept_fraction},
+                       {"router_entropy", report.router_entropy},
+                       {"experts_per_unit", report.experts_per_unit}};
+  }
+  json["parameters"] = {{"dense", counts.dense},
+                        {"head", counts.head},
+                        {"experts", counts.experts.experts},
+                        {"routers", counts.experts.routers},
+                        {"curvature", counts.experts.curvature}};
+  if (plan_.paper) json["paper"] = *plan_.paper;
+  return json;
+}
+
+RunResult FinetuneRun::run(const fs::path& folder) {
+  fs::create_directories(folder);
+  io::write_json(folder / "recipe.resolved.json", *plan_.resolved);
+  Json inputs = Json::object();
+  for (const auto& file : dataset_->data.files) inputs[file.string()] = io::sha256_file(file);
+  for (const auto& file : weight_files_) inputs[file.string()] = io::sha256_file(file);
+  inputs[model_.tokenizer_file.string()] = io::sha256_file(model_.tokenizer_file);
+  Json manifest{{"mergex", MERGEX_VERSION},         {"build", MERGEX_BUILD},      {"libtorch", TORCH_VERSION},
+                {"device", machine_.device.str()}, {"threads", machine_.threads}, {"seed", plan_.seed},
+                {"started", now()},                {"inputs", inputs}};
+  io::write_json(folder / "manifest.json", manifest);
+
+  tensor::RandomStreams random(static_cast<std::uint64_t>(plan_.seed), machine_.device);
+  training::Run run;
+  run.folder = folder;
+  run.num_examples = static_cast<std::int64_t>(dataset_->train.size());
+  run.seed = static_cast<std::uint64_t>(plan_.seed);
+  run.higher_is_better = higher_is_better_;
+  for (const auto& item : model_.backbone->named_parameters()) {
+    item.value().requires_grad_(true);
+    run.parameters.emplace_back(item.key(), item.value());
+  }
+  run.experts = model_.experts.empty() ? nullptr : &model_.experts;
+  run.random = &random;
+  const auto members = [this](std::span<const std::size_t> examples) {
+    std::vector<const tasks::Encoded*> result;
+    for (const auto i : examples) result.push_back(&dataset_->train[i]);
+    return result;
+  };
+  const auto batch_of = [this, members](std::span<const std::size_t> examples, std::int64_t epoch) {
+    return plan_.task.span_corruption
+               ? text_batch(examples, dataset_->train, fmt::format("span_corruption/train/{}", epoch))
+               : objective_.batch(members(examples));
+  };
+  run.count_units = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch) {
+    // Sentences count one each; targets have to be made to be counted.
+    return plan_.task.span_corruption ? batch_of(examples, epoch).num_units : static_cast<double>(examples.size());
+  };
+  run.loss_sum = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch,
+                                  nn::ForwardContext& context) {
+    const auto batch = batch_of(examples, epoch);
+    return objective_.loss_sum(batch, model_.backbone->forward(batch.inputs, context));
+  };
+  run.evaluate = [this] {
+    const auto splits = evaluate();
+    training::Evaluation result{.metrics = Json::object(), .selected = splits[0].value(select_by_)};
+    for (const auto& split : splits) {
+      auto json = split.to_json();
+      json.erase("split");
+      result.metrics[split.name] = json;
+    }
+    // An undefined correlation must neither win nor poison the comparison.
+    if (!std::isfinite(result.selected)) result.selected = higher_is_better_ ? -1.0 : 1e300;
+    return result;
+  };
+  run.write_model = [this](const fs::path& to) { write_model(model_, to); };
+  run.read_model = [this](const fs::path& from) { read_model(model_, from); };
+  run.memory = resident_memory;
+
+  log::info("{} | {} | seed {}", plan_.name, machine_.describe(), plan_.seed);
+  const auto trained = training::train(plan_.training, run);
+
+  // The reported numbers are the reloaded best checkpoint's own, not the ones remembered from training.
+  const auto splits = evaluate();
+  auto reloaded = splits[0].value(select_by_);
+  if (!std::isfinite(reloaded)) reloaded = higher_is_better_ ? -1.0 : 1e300;
+  if (reloaded != trained.best) {
+    throw std::runtime_error(fmt::format("the reloaded best checkpoint gives {} {}, but {} was seen at step {}",
+                                         select_by_, reloaded, trained.best, trained.best_step));
+  }
+  if (!plan_.task.span_corruption) write_predictions(folder, splits);
+  RunResult result{results(trained, splits)};
+  manifest["finished"] = now();
+  io::write_json(folder / "manifest.json", manifest);
+  io::write_json(folder / "results.json", result.json);
+  return result;
+}
+
+}  // namespace mergex::engine

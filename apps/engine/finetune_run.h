@@ -1,0 +1,108 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "evaluation/evaluate.h"
+#include "io/json_object.h"
+#include "model_files.h"
+#include "recipes/recipe.h"
+#include "routing/method.h"
+#include "tasks/registry.h"
+#include "text/t5_tokenizer.h"
+#include "training/trainer.h"
+
+namespace mergex::engine {
+
+/// The `model` section.
+struct ModelOptions {
+  std::optional<std::filesystem::path> checkpoint;
+  std::optional<io::Json> config;   ///< random weights of this config instead
+  std::string config_origin;
+  std::filesystem::path tokenizer;  ///< folder or file
+  backbones::Head head = backbones::Head::kClassification;
+  std::string dtype = "float32";
+  std::optional<double> dropout, embedding_std;
+  bool new_head = false;  ///< draw a new head even if the checkpoint has one
+
+  static ModelOptions read(io::JsonObject options);
+};
+
+/// All sections of a recipe, checked as far as they can be without opening data or weights.
+struct FinetunePlan {
+  std::string name, description;
+  std::int64_t seed = 42;
+  std::optional<io::Json> paper;
+  ModelOptions model;
+  std::optional<routing::ExpertOptions> experts;
+  tasks::Task task;
+  training::TrainingOptions training;
+  std::shared_ptr<io::Json> resolved;  ///< the recipe as it will run, with defaults and absolute paths
+
+  static FinetunePlan read(const recipes::SweepRow& row);
+};
+
+/// Examples as the model reads them; rows of a sweep that share task and tokenizer share one of these.
+struct Dataset {
+  tasks::Data data;
+  std::vector<tasks::Encoded> train;
+  std::vector<std::vector<tasks::Encoded>> validation;  ///< as data.validation
+  std::shared_ptr<text::T5Tokenizer> tokenizer;
+};
+
+/// Reads and encodes once per distinct (task, tokenizer).
+class DatasetCache {
+ public:
+  std::shared_ptr<const Dataset> get(const FinetunePlan& plan);
+
+ private:
+  std::string key_;
+  std::shared_ptr<const Dataset> dataset_;
+};
+
+struct Machine {
+  at::Device device = at::kCPU;
+  std::int64_t threads = 1;
+  std::string describe() const;
+};
+
+/// What a finished run says of itself: the content of results.json.
+struct RunResult {
+  io::Json json;
+};
+
+/// One fine-tuning run in a folder of its own.
+class FinetuneRun {
+ public:
+  /// Opens data and weights, checks that they fit each other, builds the model. Writes nothing.
+  /// @param counts_only  no weights are read and none are allocated: for the plan of a dry run
+  FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> dataset, const Machine& machine, bool counts_only);
+
+  /// Lines of the plan: model, parameters, data, steps.
+  std::string describe() const;
+  io::Json plan_json() const;
+
+  /// Trains (or goes on from the folder's newest checkpoint), scores the best checkpoint, writes the results.
+  RunResult run(const std::filesystem::path& folder);
+
+ private:
+  evaluation::Batch text_batch(std::span<const std::size_t> examples, const std::vector<tasks::Encoded>& from,
+                               const std::string& stream) const;
+  std::vector<evaluation::SplitResult> evaluate();
+  void write_predictions(const std::filesystem::path& folder, const std::vector<evaluation::SplitResult>& splits) const;
+  io::Json results(const training::TrainingResult& trained, const std::vector<evaluation::SplitResult>& splits) const;
+
+  FinetunePlan plan_;
+  std::shared_ptr<const Dataset> dataset_;
+  Machine machine_;
+  Model model_;
+  evaluation::Objective objective_;
+  std::string select_by_;
+  bool higher_is_better_ = true;
+  std::vector<std::filesystem::path> weight_files_;
+};
+
+}  // namespace mergex::engine

@@ -1,0 +1,33 @@
+#include "listing.h"
+
+#include <fmt/format.h>
+
+#include "backbones/backbone.h"
+#include "routing/method.h"
+#include "routing/protocol.h"
+#include "routing/router.h"
+#include "statistics/registry.h"
+#include "tasks/registry.h"
+
+namespace mergex::engine {
+namespace {
+
+template <class Entries>
+void print_section(const char* title, const Entries& entries) {
+  fmt::print("{}\n", title);
+  for (const auto* entry : entries) fmt::print("  {:<20} {}\n", entry->name, entry->summary);
+}
+
+}  // namespace
+
+int print_list() {
+  print_section("backbones (config.json: model_type)", backbones::registry());
+  print_section("expert methods (/experts/method)", routing::method_registry());
+  print_section("merging protocols of camex (/experts/protocol)", routing::protocol_registry());
+  print_section("routers (/experts/router/kind)", routing::router_registry());
+  print_section("tasks (/task/name)", tasks::registry());
+  print_section("metrics (/evaluation/select_best_by)", statistics::metrics());
+  return 0;
+}
+
+}  // namespace mergex::engine

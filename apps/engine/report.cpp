@@ -1,0 +1,192 @@
+#include "report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "io/atomic_file.h"
+#include "statistics/plot.h"
+#include "statistics/summary.h"
+
+namespace mergex::engine {
+using io::Json;
+using statistics::Cell;
+
+namespace {
+
+/// Metrics are fractions; tables show hundredths of them, as papers do. A loss is shown as it is.
+double scale(const std::string& metric) { return metric == "loss" ? 1.0 : 100.0; }
+std::string shown_name(const std::string& metric) { return metric == "loss" ? metric : metric + " ×100"; }
+int digits(const std::string& metric) { return metric == "loss" ? 4 : 2; }
+
+const Json* split_of(const Json& result, const std::string& name) {
+  for (const auto& split : result.at("splits")) {
+    if (split.at("split") == name) return &split;
+  }
+  return nullptr;
+}
+
+/// The metric of every run that has a defined one, scaled for display.
+std::vector<double> values(const std::vector<Json>& results, const std::string& split, const std::string& metric) {
+  std::vector<double> found;
+  for (const auto& result : results) {
+    const auto* s = split_of(result, split);
+    if (s == nullptr) continue;
+    if (const auto value = s->find(metric); value != s->end() && value->is_number()) {
+      found.push_back(value->get<double>() * scale(metric));
+    }
+  }
+  return found;
+}
+
+Cell summary_cell(const std::vector<double>& found, int number_of_digits) {
+  if (found.empty()) return std::nullopt;
+  return statistics::mean_deviation(statistics::summarize(found), number_of_digits);
+}
+
+std::vector<double> expert_values(const std::vector<Json>& results, const char* key) {
+  std::vector<double> found;
+  for (const auto& result : results) {
+    if (const auto experts = result.find("experts"); experts != result.end()) found.push_back(experts->at(key));
+  }
+  return found;
+}
+
+}  // namespace
+
+Report::Report(std::string title, std::vector<ReportRow> rows) : title_(std::move(title)), table_({}) {
+  for (auto& row : rows) {
+    auto found = std::ranges::find(groups_, row.label, &Group::label);
+    if (found == groups_.end()) {
+      groups_.push_back({row.label, {}});
+      found = groups_.end() - 1;
+    }
+    found->results.push_back(std::move(row.result));
+  }
+  if (groups_.empty()) return;
+  const auto& first = groups_[0].results[0];
+  metric_ = first.at("selected_by");
+  split_ = first.at("splits")[0].at("split");
+  build_table();
+  build_notes();
+}
+
+void Report::build_table() {
+  using statistics::Align;
+  struct Shown {
+    std::string split, metric;
+  };
+  std::vector<Shown> shown;
+  const auto& first = groups_[0].results[0];
+  const bool several_splits = first.at("splits").size() > 1;
+  for (const auto& split : first.at("splits")) {
+    for (const auto& [key, value] : split.items()) {
+      const bool is_metric = key != "split" && key != "n" && !key.starts_with("majority") && key != "collapsed";
+      if (is_metric && (key != "loss" || metric_ == "loss")) shown.push_back({split.at("split"), key});
+    }
+  }
+  std::vector<statistics::Column> columns{{"row", Align::left}};
+  for (const auto& [split, metric] : shown) {
+    columns.push_back({(several_splits ? split + " " : "") + shown_name(metric), Align::right});
+  }
+  columns.push_back({"seeds", Align::right});
+  const bool has_experts = std::ranges::any_of(groups_, [](const Group& group) {
+    return group.results[0].contains("experts");
+  });
+  if (has_experts) {
+    for (const char* header : {"‖τ‖/‖E_m‖", "mask kept", "router entropy", "experts per unit"}) {
+      columns.push_back({header, Align::right});
+    }
+  }
+  table_ = statistics::Table(columns);
+  for (const auto& group : groups_) {
+    std::vector<Cell> cells{group.label};
+    for (const auto& [split, metric] : shown) {
+      cells.push_back(summary_cell(values(group.results, split, metric), digits(metric)));
+    }
+    cells.push_back(std::to_string(group.results.size()));
+    if (has_experts) {
+      for (const char* key : {"task_vector_ratio", "kept_fraction", "router_entropy", "experts_per_unit"}) {
+        cells.push_back(summary_cell(expert_values(group.results, key), 3));
+      }
+    }
+    table_.add_row(std::move(cells));
+  }
+}
+
+void Report::build_notes() {
+  const auto& first = groups_[0].results[0];
+  const auto& split = first.at("splits")[0];
+  notes_.push_back(fmt::format("{} on {} ({} examples); each run reports its best checkpoint by {}.",
+                               first.at("task").get<std::string>(), split_, split.at("n").get<std::int64_t>(), metric_));
+  std::size_t most_seeds = 0;
+  bool has_experts = false;
+  for (const auto& group : groups_) {
+    most_seeds = std::max(most_seeds, group.results.size());
+    has_experts = has_experts || group.results[0].contains("experts");
+  }
+  if (most_seeds > 1) notes_.push_back("± is the sample standard deviation over seeds.");
+  if (has_experts) {
+    notes_.push_back(
+        "‖τ‖/‖E_m‖: how far experts have moved from their base; near 0, rows of expert methods must tie. Entropy in nats.");
+  }
+  if (const auto majority = split.find("majority_share"); majority != split.end()) {
+    notes_.push_back(fmt::format("Always answering \"{}\" would score an accuracy of {:.2f}.",
+                                 split.at("majority_class").get<std::string>(), 100.0 * majority->get<double>()));
+  }
+  for (const auto& group : groups_) {
+    for (const auto& result : group.results) {
+      const auto* s = split_of(result, split_);
+      if (s == nullptr) continue;
+      if (const auto collapsed = s->find("collapsed"); collapsed != s->end()) {
+        notes_.push_back(fmt::format("{} (seed {}): {}", group.label, result.at("seed").get<std::int64_t>(),
+                                     collapsed->get<std::string>()));
+      }
+    }
+    const auto accuracy = values(group.results, split_, "accuracy");
+    if (accuracy.empty() || !split.contains("majority_share")) continue;
+    const auto majority = 100.0 * split.at("majority_share").get<double>();
+    // Two standard errors of a share measured on this many examples.
+    const auto n = split.at("n").get<double>();
+    const auto margin = 200.0 * std::sqrt(majority / 100.0 * (1.0 - majority / 100.0) / n);
+    if (std::abs(statistics::summarize(accuracy).mean - majority) < margin) {
+      notes_.push_back(fmt::format("{}: not distinguishable from the majority class.", group.label));
+    }
+  }
+}
+
+std::string Report::plot() const {
+  statistics::DotPlot plot;
+  plot.title = title_;
+  plot.axis_label = fmt::format("{}, {}", shown_name(metric_), split_);
+  plot.digits = digits(metric_);
+  for (const auto& group : groups_) plot.rows.push_back({group.label, values(group.results, split_, metric_)});
+  const auto& split = groups_[0].results[0].at("splits")[0];
+  if (metric_ == "accuracy" && split.contains("majority_share")) {
+    const auto share = 100.0 * split.at("majority_share").get<double>();
+    plot.reference = {share, fmt::format("majority class {:.2f}", share)};
+  }
+  return statistics::dot_plot(plot);
+}
+
+std::string Report::terminal() const {
+  auto text = fmt::format("\n{}\n\n{}\n", title_, table_.terminal());
+  for (const auto& note : notes_) text += note + "\n";
+  return text;
+}
+
+void Report::write(const std::filesystem::path& folder) const {
+  auto markdown = fmt::format("# {}\n\n{}\n", title_, table_.markdown());
+  for (const auto& note : notes_) markdown += "- " + note + "\n";
+  io::write_file(folder / "table.md", markdown);
+  io::write_file(folder / "table.csv", table_.csv());
+  io::write_file(folder / "scores.svg", plot());
+}
+
+std::string Report::where(const std::filesystem::path& folder) const {
+  return fmt::format("table: {}  plot: {}", (folder / "table.md").string(), (folder / "scores.svg").string());
+}
+
+}  // namespace mergex::engine

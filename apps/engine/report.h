@@ -1,0 +1,47 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+#include "statistics/table.h"
+
+namespace mergex::engine {
+
+/// A finished run (the content of its results.json) under the name of the table's row that it belongs to.
+struct ReportRow {
+  std::string label;
+  io::Json result;
+};
+
+/// The table and the plot of a run or a sweep: runs with the same label are repeated seeds, summarised as mean and
+/// sample standard deviation.
+class Report {
+ public:
+  Report(std::string title, std::vector<ReportRow> rows);
+
+  /// Table and notes for a person at a terminal.
+  std::string terminal() const;
+  /// table.md, table.csv and scores.svg
+  void write(const std::filesystem::path& folder) const;
+  /// One line that says where they are.
+  std::string where(const std::filesystem::path& folder) const;
+
+ private:
+  struct Group {
+    std::string label;
+    std::vector<io::Json> results;
+  };
+  void build_table();
+  void build_notes();
+  std::string plot() const;
+
+  std::string title_;
+  std::vector<Group> groups_;
+  std::string split_, metric_;  // what the plot shows: the metric that selected
+  statistics::Table table_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace mergex::engine

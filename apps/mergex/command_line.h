@@ -1,0 +1,23 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "command_options.h"
+
+namespace mergex {
+
+struct Subcommand {
+  std::string_view name, summary;
+  bool built;
+};
+
+std::span<const Subcommand> subcommands();
+
+/// A parsed command line, or a text that was asked for (help, version) and belongs on stdout.
+/// @throws UserError for anything that does not parse
+std::variant<CommandOptions, std::string> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace mergex

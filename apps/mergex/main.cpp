@@ -1,0 +1,41 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <new>
+
+#include "command_line.h"
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "engine_library.h"
+
+namespace {
+
+int run(int argc, const char* const* argv) {
+  const auto parsed = mergex::parse_command_line(argc, argv);
+  if (const auto* text = std::get_if<std::string>(&parsed)) {
+    fmt::print("{}", *text);
+    return 0;
+  }
+  return mergex::run_in_engine(std::get<mergex::CommandOptions>(parsed));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  return run(argc, argv);
+} catch (const mergex::UserError& error) {
+  fmt::print(stderr, "mergex: error: {}\n", error.what());
+  return 2;
+} catch (const mergex::GuardError& error) {
+  fmt::print(stderr, "mergex: stopped: {}\n", error.what());
+  return 3;
+} catch (const mergex::Interrupted& stop) {
+  fmt::print(stderr, "mergex: {}\n", stop.what());
+  return stop.exit_code();
+} catch (const std::bad_alloc&) {
+  fmt::print(stderr, "mergex: out of memory\n");
+  return 1;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "mergex: internal error: {}\n", error.what());
+  return 1;
+}
