@@ -56,7 +56,7 @@ std::vector<double> expert_values(const std::vector<Json>& results, const char* 
 
 }  // namespace
 
-Report::Report(std::string title, std::vector<ReportRow> rows) : title_(std::move(title)), table_({}) {
+Report::Report(std::string title, std::vector<ReportRow> rows) : title_(std::move(title)), table_({{.header = "row"}}) {
   for (auto& row : rows) {
     auto found = std::ranges::find(groups_, row.label, &Group::label);
     if (found == groups_.end()) {
