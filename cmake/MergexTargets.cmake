@@ -20,6 +20,12 @@ function(mergex_use_torch target)
     target_compile_options(mergex_torch_header PRIVATE -fpch-preprocess -Wno-invalid-pch)
     target_precompile_headers(mergex_torch_header PRIVATE <torch/torch.h> <fmt/format.h>)
   endif()
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    # The header was compiled with -fPIC; an executable's -fPIE would not fit it.
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
   target_precompile_headers(${target} REUSE_FROM mergex_torch_header)
 endfunction()
 

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "core/error.h"
@@ -36,18 +37,21 @@ std::string first_difference(const Json& a, const Json& b) {
   return patch.empty() ? "" : patch[0].at("path").get<std::string>();
 }
 
-/// Checks what is in the way before anything is written. @param resolved  what this run's recipe file will hold
-void prepare_folder(const fs::path& folder, const char* recipe_file, const Json& resolved, const CommandOptions& options) {
+/// Whether a run that was killed before its first file was whole left nothing else.
+bool holds_only_leftovers(const fs::path& folder) {
+  return std::ranges::all_of(fs::directory_iterator(folder),
+                             [](const auto& entry) { return entry.path().extension() == ".partial"; });
+}
+
+/// Checks what is in the way; changes nothing. @param resolved  what this run's recipe file will hold
+void check_folder(const fs::path& folder, const char* recipe_file, const Json& resolved, const CommandOptions& options) {
   if (!fs::exists(folder)) return;
   if (!fs::is_directory(folder)) fail("{}: is a file, expected a folder; choose another --out", folder.string());
-  if (fs::is_empty(folder)) return;
+  if (holds_only_leftovers(folder)) return;
   if (!holds_a_run(folder)) {
     fail("{}: is not empty and holds no run; choose another --out", folder.string());
   }
-  if (options.overwrite) {
-    fs::remove_all(folder);
-    return;
-  }
+  if (options.overwrite) return;
   if (!options.resume) {
     fail("{}: holds a run already; --resume goes on with it, --overwrite deletes it first", folder.string());
   }
@@ -102,11 +106,12 @@ int dry_run(const std::vector<Row>& rows, const Machine& machine, const fs::path
 }
 
 int run_single(const Row& row, const Machine& machine, const fs::path& out, const CommandOptions& options) {
-  prepare_folder(out, "recipe.resolved.json", *row.plan.resolved, options);
-  auto result = finished(out);
+  check_folder(out, "recipe.resolved.json", *row.plan.resolved, options);
+  auto result = options.overwrite ? std::nullopt : finished(out);
   if (!result) {
     DatasetCache datasets;
     FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
+    if (options.overwrite) fs::remove_all(out);  // not before every mistake in data and weights has been found
     result = run.run(out).json;
   }
   const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result}});
@@ -116,18 +121,33 @@ int run_single(const Row& row, const Machine& machine, const fs::path& out, cons
   return 0;
 }
 
+/// A mistake in a late row is found before the first one runs, and before anything is written.
+void check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine, const fs::path& out,
+                const CommandOptions& options) {
+  const auto level = log::level();
+  for (const auto& row : rows) {
+    if (!options.overwrite && finished(out / row.recipe.folder)) continue;
+    const auto dataset = datasets.get(row.plan);
+    log::set_level(log::Level::kQuiet);  // each row says what it has to say when it runs
+    const FinetuneRun checked(row.plan, dataset, machine, /*counts_only=*/true);
+    log::set_level(level);
+  }
+}
+
 int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const Machine& machine, const fs::path& out,
               const CommandOptions& options) {
   // What identifies the sweep: every row's resolved recipe.
   Json sweep = Json::object();
   for (const auto& row : rows) sweep[row.recipe.folder] = *row.plan.resolved;
-  prepare_folder(out, "sweep.json", sweep, options);
+  check_folder(out, "sweep.json", sweep, options);
+  DatasetCache datasets;
+  check_rows(rows, datasets, machine, out, options);
+  if (options.overwrite) fs::remove_all(out);
   fs::create_directories(out);
   io::write_json(out / "sweep.json", sweep);
 
   std::vector<ReportRow> done;
   std::vector<std::string> failures;
-  DatasetCache datasets;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
     const auto folder = out / row.recipe.folder;
@@ -149,7 +169,7 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
     }
     if (result) done.push_back({row.recipe.group, *result});
   }
-  const Report report(recipe.name, done);
+  const Report report(recipe.name, done, failures);
   if (!done.empty()) report.write(out);
   Json json{{"rows", Json::array()}, {"failures", failures}};
   for (const auto& row : done) json["rows"].push_back({{"row", row.label}, {"result", row.result}});

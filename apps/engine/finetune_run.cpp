@@ -18,6 +18,7 @@
 #include "io/sha256.h"
 #include "statistics/registry.h"
 #include "tasks/corrupt_spans.h"
+#include "tasks/labels.h"
 #include "tensor/convert.h"
 
 namespace mergex::engine {
@@ -42,13 +43,6 @@ std::string resident_memory() {
   return fmt::format("{:.1f} GiB", resident * static_cast<double>(sysconf(_SC_PAGESIZE)) / (1 << 30));
 }
 
-bool is_generic(const std::vector<std::string>& labels) {
-  for (std::size_t i = 0; i < labels.size(); ++i) {
-    if (labels[i] != fmt::format("LABEL_{}", i)) return false;
-  }
-  return true;
-}
-
 /// Names of the classes that a checkpoint's head was trained on, by index; empty where config.json has none.
 std::vector<std::string> labels_of(const Json& config) {
   std::vector<std::string> labels;
@@ -60,6 +54,29 @@ std::vector<std::string> labels_of(const Json& config) {
     labels.push_back(label->get<std::string>());
   }
   return labels;
+}
+
+/// A head that was trained on the task's classes in another order would answer in a permuted one.
+/// @return for each class of the task the output of the checkpoint's head that stands for it; empty: they agree
+std::vector<std::int64_t> head_order(const io::CheckpointFolder& folder, const std::vector<std::string>& labels) {
+  constexpr const char* kNewHead = "--set /model/new_head=true starts a new one";
+  const auto* weight = folder.find("classification_head.out_proj.weight");
+  if (weight == nullptr) return {};
+  std::vector<std::int64_t> order;
+  if (const auto theirs = labels_of(folder.config()); !theirs.empty()) {
+    try {
+      const auto matched = tasks::match_labels(labels, theirs, folder.path().string());
+      order.assign(matched.begin(), matched.end());
+    } catch (const UserError& error) {
+      fail("{} ({})", error.what(), kNewHead);
+    }
+  } else if (weight->shape.empty() || weight->shape[0] != static_cast<std::int64_t>(labels.size())) {
+    fail("{}: its head has the shape {}, the task has {} classes; use a checkpoint of this task, or train a new head ({})",
+         folder.path().string(), io::shape_text(weight->shape), labels.size(), kNewHead);
+  }
+  if (std::ranges::is_sorted(order)) return {};
+  log::info("the checkpoint's head has the classes in another order; moved to the task's: {}", fmt::join(labels, ", "));
+  return order;
 }
 
 }  // namespace
@@ -125,6 +142,8 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
 std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
   const auto key = plan.resolved->at("task").dump() + plan.model.tokenizer.string();
   if (key == key_) return dataset_;
+  // Where the folder itself is wrong, its own complaint says more than that of the tokenizer in it.
+  if (plan.model.checkpoint) io::CheckpointFolder{*plan.model.checkpoint};
   auto dataset = std::make_shared<Dataset>();
   dataset->tokenizer = std::make_shared<text::T5Tokenizer>(text::T5Tokenizer::load(plan.model.tokenizer));
   dataset->data = plan.task.load({});
@@ -177,36 +196,12 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
                       .device(counts_only ? at::Device(at::kMeta) : at::Device(at::kCPU));
 
   std::optional<io::CheckpointFolder> folder;
+  std::vector<std::int64_t> head_outputs;
   if (plan_.model.checkpoint) {
     folder.emplace(*plan_.model.checkpoint);
     weight_files_ = folder->files();
-    // A head that was trained on these classes in another order would start from a permuted answer.
-    const auto theirs = labels_of(folder->config());
-    const bool has_head = folder->find("classification_head.out_proj.weight") != nullptr && !plan_.model.new_head;
-    if (has_head && plan_.task.kind == tasks::Kind::kClassification && !theirs.empty() && !is_generic(theirs)) {
-      auto ours_sorted = data.labels, theirs_sorted = theirs;
-      std::ranges::sort(ours_sorted);
-      std::ranges::sort(theirs_sorted);
-      if (ours_sorted != theirs_sorted) {
-        fail("{}: its head knows the classes {}, the task has {}; set /model/new_head to true to start a new head",
-             folder->path().string(), fmt::join(theirs, ", "), fmt::join(data.labels, ", "));
-      }
-      build.label_names = theirs;
-      if (theirs != data.labels) {
-        log::info("classes in the checkpoint's order: {}", fmt::join(theirs, ", "));
-        auto mapped = std::make_shared<Dataset>(*dataset_);
-        const auto map = [&](std::vector<tasks::Encoded>& examples) {
-          for (auto& example : examples) {
-            if (!example.label) continue;
-            const auto& label = data.labels[static_cast<std::size_t>(*example.label)];
-            example.label = static_cast<double>(std::ranges::find(theirs, label) - theirs.begin());
-          }
-        };
-        map(mapped->train);
-        for (auto& split : mapped->validation) map(split);
-        mapped->data.labels = theirs;
-        dataset_ = mapped;
-      }
+    if (plan_.task.kind == tasks::Kind::kClassification && !plan_.model.new_head) {
+      head_outputs = head_order(*folder, data.labels);
     }
   }
   const auto& config = folder ? folder->config() : *plan_.model.config;
@@ -223,6 +218,14 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   auto weights = tensor::cpu_generator(seed, "weights");
   if (folder) {
     backbones::load_weights(*model_.backbone, *folder, weights, {.check_only = counts_only, .new_head = plan_.model.new_head});
+    if (!head_outputs.empty() && !counts_only) {
+      const torch::NoGradGuard no_grad;
+      const auto order = torch::tensor(head_outputs);
+      auto parameters = model_.backbone->named_parameters();
+      for (const char* part : {"classification_head.out_proj.weight", "classification_head.out_proj.bias"}) {
+        parameters[part].copy_(parameters[part].index_select(0, order));
+      }
+    }
   } else if (!counts_only) {
     model_.backbone->initialize(weights, std::nullopt);
   }

@@ -56,7 +56,8 @@ std::vector<double> expert_values(const std::vector<Json>& results, const char* 
 
 }  // namespace
 
-Report::Report(std::string title, std::vector<ReportRow> rows) : title_(std::move(title)), table_({{.header = "row"}}) {
+Report::Report(std::string title, std::vector<ReportRow> rows, std::vector<std::string> failures)
+    : title_(std::move(title)), failures_(std::move(failures)), table_({{.header = "row"}}) {
   for (auto& row : rows) {
     auto found = std::ranges::find(groups_, row.label, &Group::label);
     if (found == groups_.end()) {
@@ -136,6 +137,7 @@ void Report::build_notes() {
     notes_.push_back(fmt::format("Always answering \"{}\" would score an accuracy of {:.2f}.",
                                  split.at("majority_class").get<std::string>(), 100.0 * majority->get<double>()));
   }
+  for (const auto& failure : failures_) notes_.push_back("failed: " + failure);
   for (const auto& group : groups_) {
     for (const auto& result : group.results) {
       const auto* s = split_of(result, split_);

@@ -19,7 +19,8 @@ struct ReportRow {
 /// sample standard deviation.
 class Report {
  public:
-  Report(std::string title, std::vector<ReportRow> rows);
+  /// @param failures  "row: why", for rows that gave no result
+  Report(std::string title, std::vector<ReportRow> rows, std::vector<std::string> failures = {});
 
   /// Table and notes for a person at a terminal.
   std::string terminal() const;
@@ -39,6 +40,7 @@ class Report {
 
   std::string title_;
   std::vector<Group> groups_;
+  std::vector<std::string> failures_;
   std::string split_, metric_;  // what the plot shows: the metric that selected
   statistics::Table table_;
   std::vector<std::string> notes_;

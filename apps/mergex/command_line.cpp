@@ -65,7 +65,7 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   const auto* out_option = app.add_option("--out", out, "folder of the run (default: runs/<recipe name>)");
   app.add_flag("--resume", options.resume, "go on with the run in that folder, or start it");
   app.add_flag("--overwrite", options.overwrite, "delete the run in that folder first");
-  const auto* seed_option = app.add_option("--seed", seed, "instead of the recipe's seed")->check(CLI::NonNegativeNumber);
+  const auto* seed_option = app.add_option("--seed", seed, "instead of the recipe's seed");
   app.add_option("--device", device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads (0: all cores)")
       ->check(CLI::Range(0, 4096))
@@ -95,6 +95,7 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
     fail("{} (mergex {} --help)", error.what(), first);
   }
   if (out_option->count() > 0) options.out = out;
+  if (seed < 0) fail("--seed: got {}, expected 0 or more (mergex {} --help)", seed, first);
   if (seed_option->count() > 0) options.seed = seed;
   options.device = device;
   options.verbosity = quiet ? -1 : verbose ? 1 : 0;

@@ -12,9 +12,14 @@ using io::Json;
 
 namespace {
 
+/// The values of a sweep's axis stand for themselves: a null among them is a value.
+bool is_axis(const std::string& pointer) {
+  return pointer.starts_with("/sweep/") && pointer.find('/', std::string_view("/sweep/").size()) == std::string::npos;
+}
+
 void merge_at(Json& target, const Json& patch, const std::string& pointer, const std::string& origin,
               std::map<std::string, std::string>& origins) {
-  if (!patch.is_object()) {
+  if (!patch.is_object() || is_axis(pointer)) {
     target = patch;
     origins[pointer] = origin;
     return;

@@ -24,7 +24,13 @@ struct ParameterCounts {
 /// that it costs once an optimiser step (however many micro-batches it has) and once an evaluation.
 struct ExpertLayer : nn::Projection {
   /// @param random  the run's streams, needed while training
-  virtual void begin(bool training, tensor::RandomStreams* random) = 0;
+  void begin(bool training, tensor::RandomStreams* random) {
+    ++num_begun_;
+    prepare(training, random);
+  }
+  /// For tests: how often parameters alone were worked on.
+  std::int64_t num_begun() const { return num_begun_; }
+
   /// After the micro-batches of a step: the tensors from which gradients must flow on to the parameters, and these
   /// gradients.
   virtual void collect_backward(std::vector<Tensor>& roots, std::vector<Tensor>& gradients) = 0;
@@ -35,6 +41,12 @@ struct ExpertLayer : nn::Projection {
   virtual ParameterCounts count() const = 0;
   /// Over the forward passes since the last `begin`.
   virtual LayerReport report() const = 0;
+
+ protected:
+  virtual void prepare(bool training, tensor::RandomStreams* random) = 0;
+
+ private:
+  std::int64_t num_begun_ = 0;
 };
 
 /// Scores seen since the last reset; sums stay on the device until they are read.

@@ -56,7 +56,7 @@ void MergedLinear::initialize(at::Generator& generator) {
   if (curvature) curvature->initialize();
 }
 
-void MergedLinear::begin(bool training, tensor::RandomStreams* random) {
+void MergedLinear::prepare(bool training, tensor::RandomStreams* random) {
   const torch::AutoGradMode grad_mode(training);
   statistics_.reset();
   Tensor mask_NOI;
@@ -65,7 +65,6 @@ void MergedLinear::begin(bool training, tensor::RandomStreams* random) {
   kept_fraction_ = mask_NOI.defined() && !training ? mask_NOI.mean().item<double>() : 1.0;
   const auto form = options_.form == Form::kAutomatic && !training ? Form::kAbsorbed : options_.form;
   graph_ = make_mixture(weight, experts, mask_NOI, curvature.get(), options_.alpha, form);
-  ++num_mixtures;
   leaf_ = graph_;
   if (training && !graph_.terms_NOI.is_leaf()) leaf_.terms_NOI = graph_.terms_NOI.detach().requires_grad_(true);
 }

@@ -52,7 +52,6 @@ struct MergedLinear : ExpertLayer {
   MergedLinear(const Tensor& dense_OI, const MergedLinearOptions& options);
 
   Tensor forward(const Tensor& x_BTI, nn::ForwardContext& context) override;
-  void begin(bool training, tensor::RandomStreams* random) override;
   void collect_backward(std::vector<Tensor>& roots, std::vector<Tensor>& gradients) override;
   Tensor dense_weight() const override { return weight; }
   void initialize(at::Generator& generator) override;
@@ -63,10 +62,12 @@ struct MergedLinear : ExpertLayer {
   std::shared_ptr<Router> router;
   std::shared_ptr<Curvature> curvature;  // null without curvature
 
-  /// For tests: how often the mixture was computed and weights were merged since construction.
-  std::int64_t num_mixtures = 0, num_merges = 0;
+  /// For tests: how often weights were merged since construction.
+  std::int64_t num_merges = 0;
 
  private:
+  void prepare(bool training, tensor::RandomStreams* random) override;
+
   MergedLinearOptions options_;
   Mixture graph_;  // with its autograd history
   Mixture leaf_;   // what forward uses: gradients of all micro-batches add up at leaf_.terms_NOI

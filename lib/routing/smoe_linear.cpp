@@ -22,8 +22,6 @@ SmoeLinear::SmoeLinear(const Tensor& dense_OI, const SmoeLinearOptions& options)
                                                             options.auxiliary_coefficient,
                                                             dense_OI.options().requires_grad(false)}))) {}
 
-void SmoeLinear::begin(bool, tensor::RandomStreams*) { statistics_.reset(); }
-
 Tensor SmoeLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   const auto flat = x_BTI.reshape({-1, x_BTI.size(-1)});
   Tensor real;

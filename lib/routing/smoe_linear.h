@@ -23,7 +23,6 @@ struct SmoeLinear : ExpertLayer {
   SmoeLinear(const Tensor& dense_OI, const SmoeLinearOptions& options);
 
   Tensor forward(const Tensor& x_BTI, nn::ForwardContext& context) override;
-  void begin(bool training, tensor::RandomStreams* random) override;
   void collect_backward(std::vector<Tensor>&, std::vector<Tensor>&) override {}
   /// The mean of the experts.
   Tensor dense_weight() const override { return experts.mean(0); }
@@ -36,6 +35,8 @@ struct SmoeLinear : ExpertLayer {
   std::shared_ptr<Router> router;
 
  private:
+  void prepare(bool, tensor::RandomStreams*) override { statistics_.reset(); }
+
   ScoreStatistics statistics_;
 };
 

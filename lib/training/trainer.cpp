@@ -129,7 +129,9 @@ class Trainer {
     window_loss_ = v.at("window_loss");
     window_steps_ = v.at("window_steps");
     metrics_.cut(v.at("metrics_bytes"));
-    if (best_step_ >= 0) checkpoints_.point_best(best_step_);  // a kill may have come between rename and link
+    // A kill may have come between the checkpoint's rename and what follows it.
+    if (best_step_ >= 0) checkpoints_.point_best(best_step_);
+    checkpoints_.prune(o_.keep_checkpoints, best_step_);
     log::info("resumed at step {}/{}", step_, num_steps_);
   }
 
