@@ -147,9 +147,6 @@ std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
   auto dataset = std::make_shared<Dataset>();
   dataset->tokenizer = std::make_shared<text::T5Tokenizer>(text::T5Tokenizer::load(plan.model.tokenizer));
   dataset->data = plan.task.load({});
-  if (dataset->data.skipped_lines > 0) {
-    log::warn("{}: skipped {} malformed lines", plan.task.name, dataset->data.skipped_lines);
-  }
   const auto encode = [&](const tasks::Split& split) {
     if (plan.task.span_corruption) {
       const auto [length, targets] = tasks::span_lengths(plan.task.max_length, *plan.task.span_corruption);
@@ -180,10 +177,15 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   const auto& data = dataset_->data;
   select_by_ = plan_.training.select_best_by.empty() ? plan_.task.primary_metric : plan_.training.select_best_by;
   if (select_by_ != "loss" && std::ranges::find(data.metrics, select_by_) == data.metrics.end()) {
-    fail("/evaluation/select_best_by: got \"{}\", expected loss or one of the task's: {}", select_by_,
-         fmt::join(data.metrics, ", "));
+    fail("{}/select_best_by: got \"{}\", expected loss or one of the task's: {}", plan_.training.evaluation_origin,
+         select_by_, fmt::join(data.metrics, ", "));
   }
   higher_is_better_ = statistics::find_metric(select_by_).higher_is_better;
+  const auto steps = plan_.training.num_steps(static_cast<std::int64_t>(dataset_->train.size()));
+  if (const auto warmup = plan_.training.schedule.warmup(steps); steps > 0 && warmup >= steps) {
+    fail("{}/schedule/warmup_steps: got {}, but training has {} steps; lower it or train longer",
+         plan_.training.training_origin, warmup, steps);
+  }
 
   backbones::BuildOptions build;
   build.head = plan_.model.head;
@@ -210,8 +212,8 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   model_.tokenizer_file = dataset_->tokenizer->model_file();
   const auto rows = model_.backbone->named_parameters()["shared.weight"].size(0);
   if (rows < dataset_->tokenizer->vocab_size()) {
-    fail("{}#/vocab_size: got {}, but the tokenizer {} has {} ids; use the tokenizer that belongs to the model", origin,
-         rows, model_.tokenizer_file.string(), dataset_->tokenizer->vocab_size());
+    fail("{}{}/vocab_size: got {}, but the tokenizer {} has {} ids; use the tokenizer that belongs to the model", origin,
+         origin.find('#') == std::string::npos ? "#" : "", rows, model_.tokenizer_file.string(), dataset_->tokenizer->vocab_size());
   }
 
   const auto seed = static_cast<std::uint64_t>(plan_.seed);
@@ -323,6 +325,12 @@ std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
   return results;
 }
 
+double FinetuneRun::selected_value(const evaluation::SplitResult& split) const {
+  const auto value = split.value(select_by_);
+  // An undefined correlation (a constant predictor) loses against every defined one.
+  return std::isfinite(value) ? value : higher_is_better_ ? -1.0 : 1e300;
+}
+
 void FinetuneRun::write_predictions(const fs::path& folder, const std::vector<evaluation::SplitResult>& splits) const {
   const auto& data = dataset_->data;
   const auto shown = [&](double value) -> Json {
@@ -356,6 +364,7 @@ Json FinetuneRun::results(const training::TrainingResult& trained,
             {"selected_by", select_by_},
             {"higher_is_better", higher_is_better_},
             {"selection", "best of the evaluations during training, on the first split"},
+            {"unit", plan_.task.span_corruption ? "target tokens" : "examples"},
             {"best_step", trained.best_step},
             {"last_evaluation", trained.last}};
   Json list = Json::array();
@@ -434,14 +443,13 @@ RunResult FinetuneRun::run(const fs::path& folder) {
   };
   run.evaluate = [this] {
     const auto splits = evaluate();
-    training::Evaluation result{.metrics = Json::object(), .selected = splits[0].value(select_by_)};
+    training::Evaluation result{.metrics = Json::object()};
     for (const auto& split : splits) {
       auto json = split.to_json();
       json.erase("split");
       result.metrics[split.name] = json;
     }
-    // An undefined correlation must neither win nor poison the comparison.
-    if (!std::isfinite(result.selected)) result.selected = higher_is_better_ ? -1.0 : 1e300;
+    result.selected = selected_value(splits[0]);
     return result;
   };
   run.write_model = [this](const fs::path& to) { write_model(model_, to); };
@@ -453,8 +461,7 @@ RunResult FinetuneRun::run(const fs::path& folder) {
 
   // The reported numbers are the reloaded best checkpoint's own, not the ones remembered from training.
   const auto splits = evaluate();
-  auto reloaded = splits[0].value(select_by_);
-  if (!std::isfinite(reloaded)) reloaded = higher_is_better_ ? -1.0 : 1e300;
+  const auto reloaded = selected_value(splits[0]);
   if (reloaded != trained.best) {
     throw std::runtime_error(fmt::format("the reloaded best checkpoint gives {} {}, but {} was seen at step {}",
                                          select_by_, reloaded, trained.best, trained.best_step));

@@ -89,6 +89,7 @@ class FinetuneRun {
   RunResult run(const std::filesystem::path& folder);
 
  private:
+  double selected_value(const evaluation::SplitResult& split) const;
   evaluation::Batch text_batch(std::span<const std::size_t> examples, const std::vector<tasks::Encoded>& from,
                                const std::string& stream) const;
   std::vector<evaluation::SplitResult> evaluate();

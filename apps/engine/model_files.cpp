@@ -10,6 +10,7 @@
 
 namespace mergex::engine {
 namespace fs = std::filesystem;
+using io::Json;
 namespace {
 
 using Tensors = std::vector<std::pair<std::string, Tensor>>;
@@ -81,6 +82,13 @@ void write_model(const Model& model, const fs::path& folder) {
 bool read_experts(Model& model, const fs::path& folder) {
   const auto path = folder / "experts.safetensors";
   if (!fs::exists(path)) return false;
+  const auto description = io::read_json(folder / "experts.json");
+  const auto theirs = description.value(Json::json_pointer("/options/method"), std::string());
+  const auto ours = model.expert_options.at("method").get<std::string>();
+  if (theirs != ours) {
+    fail("{}: holds experts of method \"{}\", the recipe asks for \"{}\"; use the method that they were trained with",
+         (folder / "experts.json").string(), theirs, ours);
+  }
   const auto file = io::SafetensorsFile::open(path);
   for (const auto& [name, t] : split(model).experts) copy_into(t, file.find(name), path.string(), name);
   return true;

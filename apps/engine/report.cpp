@@ -41,9 +41,11 @@ std::vector<double> values(const std::vector<Json>& results, const std::string& 
   return found;
 }
 
-Cell summary_cell(const std::vector<double>& found, int number_of_digits) {
-  if (found.empty()) return std::nullopt;
-  return statistics::mean_deviation(statistics::summarize(found), number_of_digits);
+/// Mean and deviation; says so where some of the runs have no defined value.
+Cell summary_cell(const std::vector<double>& found, std::size_t num_runs, int number_of_digits) {
+  if (found.empty()) return num_runs == 0 ? Cell() : Cell("undefined");
+  const auto cell = statistics::mean_deviation(statistics::summarize(found), number_of_digits);
+  return found.size() == num_runs ? cell : Cell(fmt::format("{} ({} of {})", *cell, found.size(), num_runs));
 }
 
 std::vector<double> expert_values(const std::vector<Json>& results, const char* key) {
@@ -105,12 +107,13 @@ void Report::build_table() {
   for (const auto& group : groups_) {
     std::vector<Cell> cells{group.label};
     for (const auto& [split, metric] : shown) {
-      cells.push_back(summary_cell(values(group.results, split, metric), digits(metric)));
+      cells.push_back(summary_cell(values(group.results, split, metric), group.results.size(), digits(metric)));
     }
     cells.push_back(std::to_string(group.results.size()));
     if (has_experts) {
       for (const char* key : {"task_vector_ratio", "kept_fraction", "router_entropy", "experts_per_unit"}) {
-        cells.push_back(summary_cell(expert_values(group.results, key), 3));
+        const auto found = expert_values(group.results, key);
+        cells.push_back(summary_cell(found, found.size(), 3));
       }
     }
     table_.add_row(std::move(cells));
@@ -120,8 +123,9 @@ void Report::build_table() {
 void Report::build_notes() {
   const auto& first = groups_[0].results[0];
   const auto& split = first.at("splits")[0];
-  notes_.push_back(fmt::format("{} on {} ({} examples); each run reports its best checkpoint by {}.",
-                               first.at("task").get<std::string>(), split_, split.at("n").get<std::int64_t>(), metric_));
+  notes_.push_back(fmt::format("{} on {} ({} {}); each run reports its best checkpoint by {}.",
+                               first.at("task").get<std::string>(), split_, split.at("n").get<std::int64_t>(),
+                               first.at("unit").get<std::string>(), metric_));
   std::size_t most_seeds = 0;
   bool has_experts = false;
   for (const auto& group : groups_) {

@@ -23,8 +23,8 @@ constexpr std::array kSubcommands{
 
 constexpr const char* kExamples = R"(
 Examples:
-  mergex finetune recipes/quickstart/testament.json --dry-run
-  mergex finetune recipes/quickstart/testament.json --set /training/max_steps=50 --out runs/try
+  mergex finetune recipes/quickstart/pretrain.json --dry-run
+  mergex finetune recipes/quickstart/pretrain.json --set /training/max_steps=50 --out runs/try
 )";
 
 std::string top_help() {
@@ -54,8 +54,8 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
 
   CommandOptions options;
   options.subcommand = first;
-  CLI::App app{std::string(subcommand->summary), "mergex " + first};
-  app.footer(kExamples);
+  CLI::App app{std::string(subcommand->summary) + (subcommand->built ? "" : " (not built yet)"), "mergex " + first};
+  if (subcommand->built) app.footer(kExamples);
   std::string out, device = options.device;
   std::int64_t seed = 0;
   bool quiet = false, verbose = false;
@@ -105,6 +105,9 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
     fail("mergex {} is not built yet; finetune is the one subcommand that runs so far", first);
   }
   if (options.recipe.empty() && !options.list) fail("which recipe? (mergex {} RECIPE, see mergex {} --help)", first, first);
+  if (!options.list && !std::filesystem::exists(options.recipe)) {  // sooner than the engine would be loaded
+    fail("{}: no such file, expected a recipe (mergex {} --help)", options.recipe.string(), first);
+  }
   return options;
 }
 

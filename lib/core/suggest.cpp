@@ -26,10 +26,17 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
+  const auto lower = [](std::string_view text) {
+    std::string result(text);
+    for (auto& c : result) {
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    }
+    return result;
+  };
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const auto& candidate : candidates) {
-    const auto distance = edit_distance(word, candidate);
+    const auto distance = edit_distance(lower(word), lower(candidate));
     if (distance < best_distance && distance < candidate.size()) {
       best_distance = distance;
       best = candidate;

@@ -11,7 +11,7 @@ namespace mergex {
 /// Number of single-character insertions, deletions, substitutions and swaps of neighbours between two words.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate closest to `word`, or "" when none is close enough to be a likely slip of the hand.
+/// The candidate closest to `word` (upper case does not count), or "" when none is close enough to be a likely slip of the hand.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// `; did you mean "ties"?`, or "" when nothing is near: to be put behind an error about an unknown name.

@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/interrupt.h"
 #include "statistics/registry.h"
 
@@ -10,7 +13,7 @@ namespace mergex::evaluation {
 double SplitResult::value(const std::string& metric) const {
   if (metric == "loss") return loss;
   for (const auto& score : scores) {
-    if (score.metric == metric) return score.value;
+    if (score.metric == metric) return score.defined ? score.value : std::nan("");
   }
   throw std::logic_error("metric " + metric + " was not computed");
 }

@@ -26,7 +26,7 @@ struct SplitResult {
   std::optional<std::string> collapsed = {};  ///< set when a constant predictor produced the scores
   std::vector<Prediction> predictions = {};   ///< one per example, labelled or not
 
-  /// "loss" or one of the metrics. @throws std::logic_error for a name that was not asked for
+  /// "loss" or one of the metrics; NaN where it is undefined. @throws std::logic_error for a name that was not asked for
   double value(const std::string& metric) const;
   /// name, n, loss, metrics by name (null where undefined), collapsed
   io::Json to_json() const;

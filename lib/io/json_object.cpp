@@ -76,7 +76,9 @@ JsonObject::JsonObject(std::shared_ptr<const JsonDocument> document, std::shared
 std::string JsonObject::where(std::string_view key) const {
   const auto pointer = key.empty() ? state_->pointer : state_->pointer + "/" + escape_pointer(key);
   const auto& file = state_->document->origin(pointer);
-  return pointer.empty() ? file : fmt::format("{}#{}", file, pointer);
+  if (pointer.empty()) return file;
+  // The origin may itself be a place in a file: "recipe.json#/model/config".
+  return fmt::format("{}{}{}", file, file.find('#') == std::string::npos ? "#" : "", pointer);
 }
 
 const Json* JsonObject::claim(std::string_view key) {

@@ -32,6 +32,7 @@ extern const Method kCamex, kSmoe;
 struct ExpertOptions {
   std::string method;
   bool routes_sentences = false;
+  std::string origin;                ///< where the section stands, for messages
   std::vector<std::string> linears;  ///< which projections; empty: all of the feed-forward
   MakeLayer make_layer;
 

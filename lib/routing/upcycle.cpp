@@ -27,6 +27,7 @@ MakeRouter read_router(io::JsonObject& options, std::int64_t num_experts, std::i
 
 ExpertOptions ExpertOptions::read(io::JsonObject options) {
   ExpertOptions result;
+  result.origin = options.where();
   const auto methods = method_registry();
   const auto names = names_of(methods);
   result.method = options.required<std::string>("method");
@@ -57,15 +58,15 @@ ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOpt
     const auto names = site.module->projection_names();
     for (const auto& wanted : options.linears) {
       if (std::ranges::find(names, wanted) == names.end()) {
-        fail("experts/linears: \"{}\" is no linear of the feed-forward; expected {}{}", wanted, quoted_list(names),
-             did_you_mean(wanted, names));
+        fail("{}/linears: \"{}\" is no linear of the feed-forward; expected {}{}", options.origin, wanted,
+             quoted_list(names), did_you_mean(wanted, names));
       }
     }
     if (site.autoregressive && options.routes_sentences) {
       fail(
-          "experts/method: \"{}\" routes whole sentences, which lets a decoder that generates see later tokens (at {}); "
+          "{}/method: \"{}\" routes whole sentences, which lets a decoder that generates see later tokens (at {}); "
           "use it with a classification head, or method \"smoe\"",
-          options.method, site.name);
+          options.origin, options.method, site.name);
     }
     for (const auto& name : names) {
       if (!options.linears.empty() && std::ranges::find(options.linears, name) == options.linears.end()) continue;

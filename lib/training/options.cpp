@@ -6,6 +6,8 @@ namespace mergex::training {
 
 TrainingOptions TrainingOptions::read(io::JsonObject training, io::JsonObject evaluation) {
   TrainingOptions o;
+  o.training_origin = training.where();
+  o.evaluation_origin = evaluation.where();
   const io::Range counts{.at_least = 1, .at_most = 1e9};
   const bool has_steps = training.has("max_steps"), has_epochs = training.has("epochs");
   if (has_steps == has_epochs) {

@@ -28,6 +28,8 @@ struct TrainingOptions {
   std::int64_t evaluation_batch_size = 32;
   std::string select_best_by;       ///< a metric of the task, or "loss"; empty: the task's own
 
+  std::string training_origin, evaluation_origin;  ///< where the two sections stand, for messages
+
   static TrainingOptions read(io::JsonObject training, io::JsonObject evaluation);
   std::int64_t steps_per_epoch(std::int64_t num_examples) const;
   std::int64_t num_steps(std::int64_t num_examples) const;
@@ -35,7 +37,7 @@ struct TrainingOptions {
 
 /// What one evaluation gave: numbers for metrics.jsonl and the one that selects the best checkpoint.
 struct Evaluation {
-  io::Json metrics;
+  io::Json metrics = {};
   double selected = 0.0;
 };
 

@@ -84,6 +84,7 @@ TEST_CASE("help and usage errors answer within 50 ms", "[cli]") {
   CHECK(median_s({"finetune", "--help"}) < 0.05);
   CHECK(median_s({"fintune"}) < 0.05);
   CHECK(median_s({"finetune", "r.json", "--resme"}) < 0.05);
+  CHECK(median_s({"finetune", "no-such-recipe.json"}) < 0.05);
 }
 
 TEST_CASE("--set changes the recipe, as JSON or as a plain string", "[cli]") {

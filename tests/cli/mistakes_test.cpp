@@ -1,4 +1,4 @@
-#include <cstring>
+#include <functional>
 
 #include "cli/tiny_project.h"
 #include "io/safetensors.h"
@@ -42,10 +42,13 @@ struct Mistakes {
 void rewrite(const fs::path& file, const std::function<void(std::vector<io::TensorView>&)>& change) {
   std::vector<io::TensorView> views;
   std::vector<std::vector<std::byte>> storage;
-  for (const auto& view : io::SafetensorsFile::open(file).tensors()) {
-    storage.emplace_back(view.bytes.begin(), view.bytes.end());
-    views.push_back(view);
-    views.back().bytes = storage.back();
+  {
+    const auto read = io::SafetensorsFile::open(file);
+    for (const auto& view : read.tensors()) {
+      storage.emplace_back(view.bytes.begin(), view.bytes.end());
+      views.push_back(view);
+      views.back().bytes = storage.back();
+    }
   }
   change(views);
   io::write_safetensors(file, views);
@@ -140,7 +143,10 @@ TEST_CASE("weights that do not fit are named before anything is written", "[cli]
   SECTION("a tokenizer with more pieces than the model has rows") {
     auto small = m.recipe();
     small["model"]["config"]["vocab_size"] = 100;
-    CHECK_THAT(m.error(small), Contains("/vocab_size: got 100, but the tokenizer") && Contains("2112"));
+    CHECK_THAT(m.error(small), Contains("recipe.json#/model/config/vocab_size: got 100, but the tokenizer") &&
+                                   Contains("has 2100 ids"));
+    small["model"]["config"]["num_heads"] = 0;
+    CHECK_THAT(m.error(small), Contains("recipe.json#/model/config/num_heads: got 0, expected 1.."));
   }
 }
 

@@ -135,7 +135,7 @@ TEST_CASE("Ctrl-C and SIGTERM save, and --resume goes on (E2)", "[cli][law]") {
 
 TEST_CASE("a signal stops an evaluation, between training steps and of the best checkpoint (E2)", "[cli][law]") {
   const test::TinyProject project;
-  test::write_text(project / "validation.tsv", test::tiny_sentences(6000, 3));
+  test::write_text(project / "validation.tsv", test::tiny_sentences(900, 3));
   auto recipe = project.recipe();
   recipe["task"]["files"] = {{"train", (project / "train.tsv").string()},
                              {"validation", (project / "validation.tsv").string()}};

@@ -110,7 +110,6 @@ void merged(Case& c) {
       bias_curvature->initialize();
       bias_curvature->c1_out = c.leaf("Cb1");
       bias_curvature->c2_out = c.leaf("Cb2");
-      bias_curvature->c1_in.fill_(1.0);
       const auto bias_mask = c.param<std::string>("protocol") == "ties" ? ties_mask((e - b).detach(), 1.0) : Tensor();
       const auto bias = merge_weights(make_mixture(b, e, bias_mask, &*bias_curvature, alpha, form), scores).squeeze(-1);
       c.check("bias_hat", bias);

@@ -24,7 +24,8 @@ Comparison compare(const Tensor& got, const Tensor& expected, Tolerance toleranc
   if (got.numel() == 0) return {};
   const auto a = got.detach().to(at::kDouble).flatten(), b = expected.detach().to(at::kDouble).flatten();
   const auto difference = (a - b).abs().nan_to_num(1e300, 1e300, 1e300);
-  const auto units = difference / (tolerance.absolute + tolerance.relative * b.abs());
+  const auto allowed = tolerance.absolute + tolerance.relative * b.abs();
+  const auto units = torch::where(difference == 0, torch::zeros_like(difference), difference / allowed);
   const auto at = units.argmax().item<std::int64_t>();
   Comparison result{units[at].item<double>(), difference.max().item<double>()};
   if (result.worst > 1.0) {
