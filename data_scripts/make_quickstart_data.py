@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes recipes/quickstart/data: "is this King James verse from the Old or from the New Testament?"
 
-Needs Debian's packages bible-kjv (the text) and sentencepiece (spm_train, spm_encode), and Python's standard library.
+Needs Debian's packages bible-kjv (the text) and sentencepiece (spm_train), and Python's standard library.
 The files it makes are in the repository: neither building nor running mergex needs this script. A second run writes
 the same bytes.
 
@@ -22,8 +22,6 @@ SEED = 1611
 VALIDATION = 500  # verses of each testament
 TRAIN = 5000
 PIECES = 2000
-DOCUMENT_TOKENS = 63  # a document and its </s> fill 64 positions
-HELD_OUT_EVERY = 20  # one pre-training document in so many is for validation
 FIRST_NEW_BOOK = "Mat"
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -79,25 +77,12 @@ def train_tokenizer(texts, out):
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "train.txt").write_text("".join(t + "\n" for t in texts), encoding="utf-8")
         run(["spm_train", "--input=train.txt", "--model_prefix=spiece", f"--vocab_size={PIECES}", "--model_type=unigram",
-             "--character_coverage=1.0", "--pad_id=0", "--eos_id=1", "--unk_id=2", "--bos_id=-1", "--num_threads=1"],
+             "--character_coverage=1.0", "--pad_id=0", "--eos_id=1", "--unk_id=2", "--bos_id=-1", "--num_threads=1",
+             # The text is plain ASCII: a table of Unicode rules would be nine tenths of the model's bytes.
+             "--normalization_rule_name=identity"],
             cwd=folder)
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(pathlib.Path(folder, "spiece.model"), out)
-
-
-def documents(verses, model):
-    """Neighbouring verses of one book, joined while they fit in DOCUMENT_TOKENS."""
-    pieces = run(["spm_encode", f"--model={model}"], input="".join(v[1] + "\n" for v in verses)).splitlines()
-    result, book, text, length = [], None, [], 0
-    for (name, verse, _), encoded in zip(verses, pieces, strict=True):
-        tokens = len(encoded.split())
-        if text and (name.split()[0] != book or length + tokens > DOCUMENT_TOKENS):
-            result.append(" ".join(text))
-            text, length = [], 0
-        book = name.split()[0]
-        text.append(verse)
-        length += tokens
-    return result + [" ".join(text)]
 
 
 def write_gzip(path, text):
@@ -113,7 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=DEFAULT_OUT, help="folder to write to (default: %(default)s)")
     out = parser.parse_args().out
-    for program, package in (("bible", "bible-kjv"), ("spm_train", "sentencepiece"), ("spm_encode", "sentencepiece")):
+    for program, package in (("bible", "bible-kjv"), ("spm_train", "sentencepiece")):
         if not shutil.which(program):
             sys.exit(f"{program} not found: apt-get install {package}")
     out.mkdir(parents=True, exist_ok=True)
@@ -126,16 +111,9 @@ def main():
     model = out / "tokenizer" / "spiece.model"
     train_tokenizer([v[1] for v in train], model)
 
-    in_train = {v[0] for v in train}
-    texts = documents([v for v in bible if v[0] in in_train], model)
-    order = sorted(texts, key=lambda t: draw("document", t))
-    held_out = len(order) // HELD_OUT_EVERY
-    write_gzip(out / "pretrain_train.txt.gz", "".join(t + "\n" for t in order[held_out:]))
-    write_gzip(out / "pretrain_validation.txt.gz", "".join(t + "\n" for t in order[:held_out]))
-
     for path in sorted(p for p in out.rglob("*") if p.suffix in (".gz", ".model")):
         print(f"{path.stat().st_size:8d}  {path.relative_to(out)}")
-    print(f"{len(train)} + {len(validation)} verses, {len(order) - held_out} + {held_out} documents")
+    print(f"{len(train)} + {len(validation)} verses")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,23 @@ namespace mergex::tasks {
 namespace fs = std::filesystem;
 namespace {
 
-FileContent read_documents(const fs::path& file, bool skip_bad_lines) {
+/// One column of a table, a document a row.
+FileContent read_column(const fs::path& file, io::TableFormat format, const std::string& column, bool skip_bad_lines) {
+  FileContent content;
+  io::Table table(file, {{.names = {column}}},
+                  {.format = format, .skip_bad_lines = skip_bad_lines, .remedy = std::string(kBadLineRemedy)});
+  while (const auto* row = table.next()) {
+    if (row->cells[0]) {
+      content.examples.push_back({.id = std::to_string(row->number), .text = std::string(*row->cells[0])});
+    }
+  }
+  content.skipped_lines = table.skipped_lines();
+  content.first_problem = table.first_problem();
+  return content;
+}
+
+FileContent read_documents(const fs::path& file, const std::string& column, bool skip_bad_lines) {
+  if (const auto format = io::table_format(file)) return read_column(file, *format, column, skip_bad_lines);
   FileContent content;
   io::TextLines lines(file);
   while (const auto line = lines.next()) {
@@ -27,6 +43,8 @@ Task configure(io::JsonObject& section) {
   SpanCorruption options;
   section.optional("noise_density", options.noise_density, {.above = 0.0, .below = 1.0});
   section.optional("mean_span_length", options.mean_span_length, {.at_least = 1.0});
+  std::string column = "text";
+  section.optional("column", column);
   const auto reading = read_reading_options(section, 512);
   if (!reading.files.train && reading.files.validation.empty()) {
     fail("{}: \"files\" names neither a training nor a validation file; add {{\"train\": ..., \"validation\": ...}}",
@@ -38,9 +56,11 @@ Task configure(io::JsonObject& section) {
           .higher_is_better = false,
           .max_length = reading.max_length,
           .span_corruption = options,
-          .load = [reading](const Wanted& wanted) {
+          .load = [reading, column](const Wanted& wanted) {
             auto data = load_files(reading.files, wanted, false,
-                                   [&](const fs::path& file) { return read_documents(file, reading.skip_bad_lines); });
+                                   [&](const fs::path& file) {
+                                     return read_documents(file, column, reading.skip_bad_lines);
+                                   });
             data.metrics = {"loss"};
             return data;
           }};
@@ -50,7 +70,7 @@ Task configure(io::JsonObject& section) {
 
 constinit const TaskEntry kSpanCorruption{
     .name = "span_corruption",
-    .summary = "fill in masked spans of plain text (T5's pre-training task), one document per line",
+    .summary = "fill in masked spans of plain text (T5's pre-training task), one document per line or table row",
     .source = "Raffel et al. 2020, arXiv:1910.10683, section 3.3",
     .configure = configure};
 
