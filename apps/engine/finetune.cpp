@@ -44,7 +44,8 @@ bool holds_only_leftovers(const fs::path& folder) {
 }
 
 /// Checks what is in the way; changes nothing. @param resolved  what this run's recipe file will hold
-void check_folder(const fs::path& folder, const char* recipe_file, const Json& resolved, const CommandOptions& options) {
+void check_folder(const fs::path& folder, const char* recipe_file, const Json& resolved,
+                  const CommandOptions& options) {
   if (!fs::exists(folder)) return;
   if (!fs::is_directory(folder)) fail("{}: is a file, expected a folder; choose another --out", folder.string());
   if (holds_only_leftovers(folder)) return;

@@ -71,7 +71,7 @@ std::vector<std::int64_t> head_order(const io::CheckpointFolder& folder, const s
       fail("{} ({})", error.what(), kNewHead);
     }
   } else if (weight->shape.empty() || weight->shape[0] != static_cast<std::int64_t>(labels.size())) {
-    fail("{}: its head has the shape {}, the task has {} classes; use a checkpoint of this task, or train a new head ({})",
+    fail("{}: its head has the shape {}, the task has {} classes; use a checkpoint of this task, or a new head ({})",
          folder.path().string(), io::shape_text(weight->shape), labels.size(), kNewHead);
   }
   if (std::ranges::is_sorted(order)) return {};
@@ -141,7 +141,7 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
 
 std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
   const auto key = plan.resolved->at("task").dump() + plan.model.tokenizer.string();
-  if (key == key_) return dataset_;
+  if (const auto found = datasets_.find(key); found != datasets_.end()) return found->second;
   // Where the folder itself is wrong, its own complaint says more than that of the tokenizer in it.
   if (plan.model.checkpoint) io::CheckpointFolder{*plan.model.checkpoint};
   auto dataset = std::make_shared<Dataset>();
@@ -159,8 +159,7 @@ std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
   if (dataset->train.empty()) fail("{}: holds no text to train on", dataset->data.train.file.string());
   for (const auto& split : dataset->data.validation) dataset->validation.push_back(encode(split));
   if (dataset->validation.empty()) fail("/task: no validation split; name one in files");
-  key_ = key;
-  dataset_ = dataset;
+  datasets_.emplace(key, dataset);
   return dataset;
 }
 
@@ -213,7 +212,8 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   const auto rows = model_.backbone->named_parameters()["shared.weight"].size(0);
   if (rows < dataset_->tokenizer->vocab_size()) {
     fail("{}{}/vocab_size: got {}, but the tokenizer {} has {} ids; use the tokenizer that belongs to the model", origin,
-         origin.find('#') == std::string::npos ? "#" : "", rows, model_.tokenizer_file.string(), dataset_->tokenizer->vocab_size());
+         origin.find('#') == std::string::npos ? "#" : "", rows, model_.tokenizer_file.string(),
+         dataset_->tokenizer->vocab_size());
   }
 
   const auto seed = static_cast<std::uint64_t>(plan_.seed);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,8 +60,7 @@ class DatasetCache {
   std::shared_ptr<const Dataset> get(const FinetunePlan& plan);
 
  private:
-  std::string key_;
-  std::shared_ptr<const Dataset> dataset_;
+  std::map<std::string, std::shared_ptr<const Dataset>> datasets_;
 };
 
 struct Machine {

@@ -69,9 +69,6 @@ Report::Report(std::string title, std::vector<ReportRow> rows, std::vector<std::
     found->results.push_back(std::move(row.result));
   }
   if (groups_.empty()) return;
-  const auto& first = groups_[0].results[0];
-  metric_ = first.at("selected_by");
-  split_ = first.at("splits")[0].at("split");
   build_table();
   build_notes();
 }
@@ -80,24 +77,32 @@ void Report::build_table() {
   using statistics::Align;
   struct Shown {
     std::string split, metric;
+    bool operator==(const Shown&) const = default;
   };
   std::vector<Shown> shown;
-  const auto& first = groups_[0].results[0];
-  const bool several_splits = first.at("splits").size() > 1;
-  for (const auto& split : first.at("splits")) {
-    for (const auto& [key, value] : split.items()) {
-      const bool is_metric = key != "split" && key != "n" && !key.starts_with("majority") && key != "collapsed";
-      if (is_metric && (key != "loss" || metric_ == "loss")) shown.push_back({split.at("split"), key});
+  std::set<std::string> split_names;
+  for (const auto& group : groups_) {  // rows of several tasks need not have the same metrics
+    const auto& result = group.results[0];
+    for (const auto& split : result.at("splits")) {
+      split_names.insert(split.at("split").get<std::string>());
+      for (const auto& [key, value] : split.items()) {
+        const bool is_metric = key != "split" && key != "n" && !key.starts_with("majority") && key != "collapsed";
+        const Shown column{split.at("split"), key};
+        if (is_metric && (key != "loss" || result.at("selected_by") == "loss") &&
+            std::ranges::find(shown, column) == shown.end()) {
+          shown.push_back(column);
+        }
+      }
     }
   }
+  const bool several_splits = split_names.size() > 1;
   std::vector<statistics::Column> columns{{"row", Align::left}};
   for (const auto& [split, metric] : shown) {
     columns.push_back({(several_splits ? split + " " : "") + shown_name(metric), Align::right});
   }
   columns.push_back({"seeds", Align::right});
-  const bool has_experts = std::ranges::any_of(groups_, [](const Group& group) {
-    return group.results[0].contains("experts");
-  });
+  const bool has_experts =
+      std::ranges::any_of(groups_, [](const Group& group) { return group.results[0].contains("experts"); });
   if (has_experts) {
     for (const char* header : {"‖τ‖/‖E_m‖", "mask kept", "router entropy", "experts per unit"}) {
       columns.push_back({header, Align::right});
@@ -107,7 +112,9 @@ void Report::build_table() {
   for (const auto& group : groups_) {
     std::vector<Cell> cells{group.label};
     for (const auto& [split, metric] : shown) {
-      cells.push_back(summary_cell(values(group.results, split, metric), group.results.size(), digits(metric)));
+      const auto* own = split_of(group.results[0], split);
+      const bool measured = own != nullptr && own->contains(metric);
+      cells.push_back(summary_cell(values(group.results, split, metric), measured ? group.results.size() : 0, digits(metric)));
     }
     cells.push_back(std::to_string(group.results.size()));
     if (has_experts) {
@@ -121,59 +128,73 @@ void Report::build_table() {
 }
 
 void Report::build_notes() {
-  const auto& first = groups_[0].results[0];
-  const auto& split = first.at("splits")[0];
-  notes_.push_back(fmt::format("{} on {} ({} {}); each run reports its best checkpoint by {}.",
-                               first.at("task").get<std::string>(), split_, split.at("n").get<std::int64_t>(),
-                               first.at("unit").get<std::string>(), metric_));
+  std::set<std::string> seen;
   std::size_t most_seeds = 0;
   bool has_experts = false;
+  const auto add_once = [&](const std::string& note) {
+    if (seen.insert(note).second) notes_.push_back(note);
+  };
   for (const auto& group : groups_) {
+    const auto& result = group.results[0];
+    const auto& split = result.at("splits")[0];
+    add_once(fmt::format("{} on {} ({} {}); each run reports its best checkpoint by {}.",
+                         result.at("task").get<std::string>(), split.at("split").get<std::string>(),
+                         split.at("n").get<std::int64_t>(), result.at("unit").get<std::string>(),
+                         result.at("selected_by").get<std::string>()));
+    if (const auto majority = split.find("majority_share"); majority != split.end()) {
+      add_once(fmt::format("Always answering \"{}\" would score an accuracy of {:.2f}.",
+                           split.at("majority_class").get<std::string>(), 100.0 * majority->get<double>()));
+    }
     most_seeds = std::max(most_seeds, group.results.size());
-    has_experts = has_experts || group.results[0].contains("experts");
+    has_experts = has_experts || result.contains("experts");
   }
   if (most_seeds > 1) notes_.push_back("± is the sample standard deviation over seeds.");
   if (has_experts) {
     notes_.push_back(
         "‖τ‖/‖E_m‖: how far experts have moved from their base; near 0, rows of expert methods must tie. Entropy in nats.");
   }
-  if (const auto majority = split.find("majority_share"); majority != split.end()) {
-    notes_.push_back(fmt::format("Always answering \"{}\" would score an accuracy of {:.2f}.",
-                                 split.at("majority_class").get<std::string>(), 100.0 * majority->get<double>()));
-  }
-  for (const auto& failure : failures_) notes_.push_back("failed: " + failure);
   for (const auto& group : groups_) {
+    const auto& split = group.results[0].at("splits")[0];
+    const auto split_name = split.at("split").get<std::string>();
     for (const auto& result : group.results) {
-      const auto* s = split_of(result, split_);
+      const auto* s = split_of(result, split_name);
       if (s == nullptr) continue;
       if (const auto collapsed = s->find("collapsed"); collapsed != s->end()) {
         notes_.push_back(fmt::format("{} (seed {}): {}", group.label, result.at("seed").get<std::int64_t>(),
                                      collapsed->get<std::string>()));
       }
     }
-    const auto accuracy = values(group.results, split_, "accuracy");
+    const auto accuracy = values(group.results, split_name, "accuracy");
     if (accuracy.empty() || !split.contains("majority_share")) continue;
-    const auto majority = 100.0 * split.at("majority_share").get<double>();
+    const auto majority = split.at("majority_share").get<double>();
     // Two standard errors of a share measured on this many examples.
-    const auto n = split.at("n").get<double>();
-    const auto margin = 200.0 * std::sqrt(majority / 100.0 * (1.0 - majority / 100.0) / n);
-    if (std::abs(statistics::summarize(accuracy).mean - majority) < margin) {
+    const auto margin = 200.0 * std::sqrt(majority * (1.0 - majority) / split.at("n").get<double>());
+    if (std::abs(statistics::summarize(accuracy).mean - 100.0 * majority) < margin) {
       notes_.push_back(fmt::format("{}: not distinguishable from the majority class.", group.label));
     }
   }
+  for (const auto& failure : failures_) notes_.push_back("failed: " + failure);
 }
 
 std::string Report::plot() const {
   statistics::DotPlot plot;
   plot.title = title_;
-  plot.axis_label = fmt::format("{}, {}", shown_name(metric_), split_);
-  plot.digits = digits(metric_);
-  for (const auto& group : groups_) plot.rows.push_back({group.label, values(group.results, split_, metric_)});
-  const auto& split = groups_[0].results[0].at("splits")[0];
-  if (metric_ == "accuracy" && split.contains("majority_share")) {
-    const auto share = 100.0 * split.at("majority_share").get<double>();
-    plot.reference = {share, fmt::format("majority class {:.2f}", share)};
+  std::set<std::string> axes, majorities;
+  double share = 0.0;
+  for (const auto& group : groups_) {
+    const auto& result = group.results[0];
+    const auto metric = result.at("selected_by").get<std::string>();
+    const auto& split = result.at("splits")[0];
+    const auto split_name = split.at("split").get<std::string>();
+    plot.rows.push_back({group.label, values(group.results, split_name, metric)});
+    plot.digits = digits(metric);
+    axes.insert(fmt::format("{}, {}", shown_name(metric), split_name));
+    if (metric != "accuracy" || !split.contains("majority_share")) continue;
+    share = 100.0 * split.at("majority_share").get<double>();
+    majorities.insert(fmt::format("majority class {:.2f}", share));
   }
+  plot.axis_label = axes.size() == 1 ? *axes.begin() : "each row's own metric ×100";
+  if (majorities.size() == 1) plot.reference = {share, *majorities.begin()};
   return statistics::dot_plot(plot);
 }
 

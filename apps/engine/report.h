@@ -41,7 +41,6 @@ class Report {
   std::string title_;
   std::vector<Group> groups_;
   std::vector<std::string> failures_;
-  std::string split_, metric_;  // what the plot shows: the metric that selected
   statistics::Table table_;
   std::vector<std::string> notes_;
 };

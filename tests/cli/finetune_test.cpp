@@ -277,7 +277,8 @@ TEST_CASE("every recipe that is shipped passes a dry run", "[cli]") {
 }
 
 TEST_CASE("real GLUE with the real tokenizer, from random weights to a table", "[cli]") {
-  const auto [name, folder] = GENERATE(table<std::string, std::string>({{"glue/rte", "glue/RTE"}, {"glue/mrpc", "glue/MRPC"}}));
+  const bool is_rte = GENERATE(true, false);
+  const std::string name = is_rte ? "glue/rte" : "glue/mrpc", folder = is_rte ? "glue/RTE" : "glue/MRPC";
   const auto data = test::data_path(folder);
   const auto tokenizer = test::data_path("tokenizers/t5");
   if (!data || !tokenizer) return;
@@ -293,15 +294,12 @@ TEST_CASE("real GLUE with the real tokenizer, from random weights to a table", "
   recipe["task"] = {{"name", name}, {"data_dir", data->string()}, {"max_length", 128}};
   recipe["training"]["max_steps"] = 2;
   recipe["evaluation"] = {{"every", 2}, {"batch_size", 32}};
-  recipe["sweep"] = {
-      {"/experts",
-       {{"dense", nullptr},
-        {"ties + curvature", {{"method", "camex"}, {"num_experts", 3}, {"protocol", "ties"}, {"curvature", {{"rank", 1}}}}}}}};
+  const Json ties{{"method", "camex"}, {"num_experts", 3}, {"protocol", "ties"}, {"curvature", {{"rank", 1}}}};
+  recipe["sweep"] = {{"/experts", {{"dense", nullptr}, {"ties + curvature", ties}}}};
   const auto run = project.finetune(recipe, "out");
   CHECK_THAT(run.out, Contains("dense") && Contains("ties + curvature") && Contains("accuracy ×100"));
   CHECK_THAT(run.out, Contains("Always answering"));
   const auto split = first_split(project / "out/dense");
-  const bool is_rte = name == "glue/rte";
   CHECK(split["n"] == (is_rte ? 277 : 408));
   CHECK(split.contains("f1") == !is_rte);
   CHECK(split["accuracy"].get<double>() > 0.3);

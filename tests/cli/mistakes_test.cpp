@@ -28,11 +28,11 @@ struct Mistakes {
     CHECK_FALSE(fs::exists(out));
     return outcome.err;
   }
-  /// As a single run, and as the second row of a sweep.
-  std::string error(const Json& recipe) {
-    const auto file = project.write("recipe.json", recipe);
-    const auto text = error(file);
-    CHECK(error(file, {"--set", "/sweep={\"/seed\":[1,2]}"}) == text);
+  std::string error(const Json& recipe) { return error(project.write("recipe.json", recipe)); }
+  /// As a single run, and as a row of a sweep.
+  std::string error_of_both(const Json& recipe) {
+    const auto text = error(recipe);
+    CHECK(error(project / "recipe.json", {"--set", "/sweep={\"/seed\":[1,2]}"}) == text);
     return text;
   }
   Json recipe() const { return project.recipe(); }
@@ -70,7 +70,8 @@ TEST_CASE("ten mistakes give ten lines that name the place and the repair", "[cl
   }
   SECTION("out of range") {
     recipe["experts"] = {{"method", "camex"}, {"num_experts", 4}, {"router", {{"top_k", 9}}}};
-    CHECK_THAT(m.error(recipe), Contains("recipe.json#/experts/router/top_k: got 9, expected 1..4 (num_experts is 4)"));
+    CHECK_THAT(m.error_of_both(recipe),
+               Contains("recipe.json#/experts/router/top_k: got 9, expected 1..4 (num_experts is 4)"));
   }
   SECTION("unknown task") {
     recipe["task"]["name"] = "clasification";
@@ -79,20 +80,23 @@ TEST_CASE("ten mistakes give ten lines that name the place and the repair", "[cl
   }
   SECTION("missing folder") {
     recipe["model"] = {{"checkpoint", "no/such/folder"}};
-    CHECK_THAT(m.error(recipe), Contains((m.project / "no/such/folder").string() + ": no such folder, expected"));
+    CHECK_THAT(m.error_of_both(recipe),
+               Contains((m.project / "no/such/folder").string() + ": no such folder, expected"));
     recipe = m.recipe();
     recipe["task"] = {{"name", "glue/rte"}, {"data_dir", "no/such/data"}};
     CHECK_THAT(m.error(recipe), Contains("no/such/data"));
   }
   SECTION("bad line of a TSV file") {
     test::write_text(m.project / "train.tsv", "text\tlabel\nin the beginning\told\nno label here\n");
-    CHECK_THAT(m.error(recipe), Contains("train.tsv:3: found 1 column, expected 2") && Contains("on_bad_line=skip"));
+    CHECK_THAT(m.error_of_both(recipe),
+               Contains("train.tsv:3: found 1 column, expected 2") && Contains("on_bad_line=skip"));
     test::write_text(m.project / "train.tsv", "text\tlabel\nin the beginning\told\nfaith, hope\tnwe\n");
     CHECK_THAT(m.error(recipe), Contains("train.tsv:3: found label \"nwe\", expected \"old\" or \"new\""));
   }
   SECTION("unknown device") {
     const auto file = m.project.write("recipe.json", recipe);
-    CHECK_THAT(m.error(file, {"--device", "gpu"}), Contains("--device: got \"gpu\", expected auto, cpu, cuda or cuda:N"));
+    CHECK_THAT(m.error(file, {"--device", "gpu"}),
+               Contains("--device: got \"gpu\", expected auto, cpu, cuda or cuda:N"));
     CHECK_THAT(m.error(file, {"--device", "cuda:one"}), Contains("--device: got \"cuda:one\""));
   }
   SECTION("repeated JSON key") {
@@ -121,7 +125,8 @@ TEST_CASE("weights that do not fit are named before anything is written", "[cli]
       }
     });
     const auto text = m.error(recipe);
-    CHECK_THAT(text, Contains(checkpoint.string()) && Contains("DenseReluDense.wi.weight\" is [16, 32], expected [32, 16]"));
+    CHECK_THAT(text, Contains(checkpoint.string()) &&
+                         Contains("DenseReluDense.wi.weight\" is [16, 32], expected [32, 16]"));
     CHECK_THAT(text, Contains("encoder.block.0.layer.0.SelfAttention.q.weight\" [8, 16] is missing"));
     CHECK_THAT(text, Contains("decoder.block.0.layer.0.SelfAttention.q.weight\" [8, 16] is missing"));
   }
@@ -138,7 +143,7 @@ TEST_CASE("weights that do not fit are named before anything is written", "[cli]
     for (const auto& view : file.tensors()) map[view.name] = shard.filename().string();
     test::write_text(checkpoint / "model.safetensors.index.json", Json{{"weight_map", map}}.dump());
     fs::remove(weights);
-    CHECK_THAT(m.error(recipe), Contains(shard.string()) && Contains("shared.weight"));
+    CHECK_THAT(m.error_of_both(recipe), Contains(shard.string()) && Contains("shared.weight"));
   }
   SECTION("a tokenizer with more pieces than the model has rows") {
     auto small = m.recipe();

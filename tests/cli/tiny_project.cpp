@@ -1,7 +1,7 @@
 #include "cli/tiny_project.h"
 
-#include <array>
 #include <algorithm>
+#include <array>
 
 #include "core/random.h"
 #include "io/atomic_file.h"
@@ -35,8 +35,8 @@ Json tiny_model() {
 }
 
 std::string tiny_sentences(std::size_t count, std::uint64_t seed) {
-  constexpr std::array<std::array<const char*, 6>, 2> kWords{{{"king", "altar", "priest", "sons", "house", "land"},
-                                                              {"faith", "grace", "church", "gospel", "love", "spirit"}}};
+  constexpr std::array<std::array<const char*, 6>, 2> kWords{
+      {{"king", "altar", "priest", "sons", "house", "land"}, {"faith", "grace", "church", "gospel", "love", "spirit"}}};
   constexpr std::array kLabels{"old", "new"};
   SplitMix64 random(seed);
   std::string text = "text\tlabel\n";

