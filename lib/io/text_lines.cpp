@@ -3,7 +3,6 @@
 #include <zlib.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 
 #include "core/error.h"
@@ -84,42 +83,6 @@ std::optional<fs::path> find_text_file(const fs::path& path) {
   if (is_file(path)) return path;
   if (is_file(other)) return other;
   return std::nullopt;
-}
-
-bool is_valid_utf8(std::string_view text) {
-  const auto* at = reinterpret_cast<const unsigned char*>(text.data());
-  const auto* const end = at + text.size();
-  const auto continues = [&](std::ptrdiff_t offset) { return (at[offset] & 0xC0) == 0x80; };
-  while (at < end) {
-    std::uint64_t eight = 0;
-    if (end - at >= 8) {
-      std::memcpy(&eight, at, 8);
-      if ((eight & 0x8080808080808080u) == 0) {
-        at += 8;
-        continue;
-      }
-    }
-    const unsigned first = at[0];
-    if (first < 0x80) {
-      at += 1;
-    } else if (first >= 0xC2 && first < 0xE0) {
-      if (end - at < 2 || !continues(1)) return false;
-      at += 2;
-    } else if (first >= 0xE0 && first < 0xF0) {
-      if (end - at < 3 || !continues(1) || !continues(2)) return false;
-      if (first == 0xE0 && at[1] < 0xA0) return false;   // overlong
-      if (first == 0xED && at[1] >= 0xA0) return false;  // surrogates
-      at += 3;
-    } else if (first >= 0xF0 && first < 0xF5) {
-      if (end - at < 4 || !continues(1) || !continues(2) || !continues(3)) return false;
-      if (first == 0xF0 && at[1] < 0x90) return false;   // overlong
-      if (first == 0xF4 && at[1] >= 0x90) return false;  // above U+10FFFF
-      at += 4;
-    } else {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace mergex::io

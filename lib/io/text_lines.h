@@ -50,7 +50,4 @@ class TextLines {
 /// `path` itself, or else the file beside it that has ".gz" more (or less) in its name.
 std::optional<std::filesystem::path> find_text_file(const std::filesystem::path& path);
 
-/// Whether the bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
-bool is_valid_utf8(std::string_view text);
-
 }  // namespace mergex::io

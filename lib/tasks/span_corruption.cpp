@@ -1,6 +1,7 @@
 #include "tasks/span_corruption.h"
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "tasks/files.h"
 
 namespace mergex::tasks {
@@ -28,7 +29,7 @@ FileContent read_documents(const fs::path& file, const std::string& column, bool
   io::TextLines lines(file);
   while (const auto line = lines.next()) {
     if (line->find_first_not_of(" \t") == std::string_view::npos) continue;
-    if (!io::is_valid_utf8(*line)) {
+    if (!is_valid_utf8(*line)) {
       const auto problem = fmt::format("{}:{}: invalid UTF-8", lines.name(), lines.number());
       if (!skip_bad_lines) fail("{}; {}", problem, kBadLineRemedy);
       if (content.skipped_lines++ == 0) content.first_problem = problem;

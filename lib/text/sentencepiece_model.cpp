@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "io/atomic_file.h"
-#include "text/utf8.h"
 
 namespace mergex::text {
 namespace {

@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "text/sentencepiece_model.h"
-#include "text/utf8.h"
 
 // Exported by the library, but declared only in a header that is not installed.
 namespace sentencepiece::logging {

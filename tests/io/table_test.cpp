@@ -6,6 +6,7 @@
 
 #include "core/interrupt.h"
 #include "io/atomic_file.h"
+#include "core/utf8.h"
 #include "support/catch.h"
 #include "support/paths.h"
 
@@ -123,12 +124,12 @@ TEST_CASE("a file is found plain or compressed", "[io]") {
 TEST_CASE("UTF-8 is told from what is not", "[io]") {
   for (const std::string_view good : {"", "plain ascii, longer than eight", "na\xC3\xAFve", "\xE2\x82\xAC",
                                       "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF", "12345678\xC2\x80"}) {
-    CHECK(io::is_valid_utf8(good));
+    CHECK(is_valid_utf8(good));
   }
   for (const std::string_view bad :
        {"\x80", "\xC3", "\xC0\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
         "\xF5\x80\x80\x80", "\xFF", "12345678\xE2\x82", "caf\xE9 au lait"}) {
-    CHECK_FALSE(io::is_valid_utf8(bad));
+    CHECK_FALSE(is_valid_utf8(bad));
   }
 }
 

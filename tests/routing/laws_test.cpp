@@ -577,6 +577,7 @@ TEST_CASE("registries of routing: unique snake_case names, summaries, sources, d
       CHECK(std::string(entry->name).find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos);
       CHECK(!std::string(entry->summary).empty());
       CHECK(!std::string(entry->paper).empty());
+      CHECK(test::is_documented(entry->name));
     }
   };
   check(method_registry());

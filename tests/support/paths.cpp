@@ -35,6 +35,16 @@ std::optional<fs::path> data_path(const std::string& name) {
   return existing((root / name).lexically_normal(), "data");
 }
 
+bool is_documented(const std::string& name) {
+  for (const auto& entry : fs::directory_iterator(fs::path(MERGEX_SOURCE_DIR) / "docs")) {
+    if (entry.path().extension() != ".md") continue;
+    std::ifstream in(entry.path());
+    const std::string page{std::istreambuf_iterator<char>(in), {}};
+    if (page.find("`" + name + "`") != std::string::npos) return true;
+  }
+  return false;
+}
+
 TemporaryFolder::TemporaryFolder() {
   std::string pattern = (fs::temp_directory_path() / "mergex-test-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");

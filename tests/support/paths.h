@@ -17,6 +17,9 @@ std::optional<std::filesystem::path> golden_file(const std::string& name);
 /// checkout. Absent ones are said in one line, and the test that wants them returns.
 std::optional<std::filesystem::path> data_path(const std::string& name);
 
+/// Whether a page of docs/ names a registry's entry, in backquotes.
+bool is_documented(const std::string& name);
+
 /// An empty folder that is removed at the end of the scope.
 class TemporaryFolder {
  public:

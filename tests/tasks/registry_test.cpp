@@ -19,6 +19,7 @@ TEST_CASE("tasks have unique snake_case names, a summary and a source", "[tasks]
     CHECK_FALSE(entry->summary.empty());
     CHECK_FALSE(entry->source.empty());
     CHECK(entry->configure != nullptr);
+    CHECK(test::is_documented(std::string(entry->name)));
   }
   CHECK(names.size() == 12);
 }

@@ -1,5 +1,7 @@
 #include "text/t5_tokenizer.h"
 
+#include "core/utf8.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/sentencepiece_bytes.h"
-#include "text/utf8.h"
 
 using namespace mergex;
 using Ids = std::vector<std::int32_t>;
@@ -180,11 +181,11 @@ TEST_CASE("tokenizer.model is found as well", "[text]") {
 
 TEST_CASE("UTF-8 is checked strictly", "[text]") {
   for (const auto* valid : {"", "a", "\u00e9", "\u20ac", "\U0001F600", "\uD7FF\uE000", "\U0010FFFF"}) {
-    CHECK_FALSE(text::invalid_utf8_at(valid));
+    CHECK_FALSE(invalid_utf8_at(valid));
   }
   for (const auto* invalid : {"ab\x80", "ab\xC0\x80", "ab\xC3", "ab\xE0\x80\x80", "ab\xED\xA0\x80", "ab\xF0\x80\x80\x80",
                               "ab\xF4\x90\x80\x80", "ab\xF5", "ab\xE2\x82", "ab\xE2\x82z"}) {
-    CHECK(text::invalid_utf8_at(invalid) == 2u);
+    CHECK(invalid_utf8_at(invalid) == 2u);
   }
   test::TemporaryFolder folder;
   const auto tokenizer = T5Tokenizer::load(small_model(folder));
