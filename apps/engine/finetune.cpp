@@ -66,6 +66,18 @@ void check_folder(const fs::path& folder, const char* recipe_file, const Json& r
   }
 }
 
+/// For --overwrite, once every mistake in data and weights has been found.
+void delete_run(const fs::path& out, const std::vector<fs::path>& inputs) {
+  const auto folder = fs::weakly_canonical(out);
+  for (const auto& input : inputs) {
+    const auto relative = fs::weakly_canonical(input).lexically_relative(folder);
+    if (!relative.empty() && *relative.begin() != "..") {
+      fail("{}: lies in {}, which --overwrite would delete; choose another --out", input.string(), out.string());
+    }
+  }
+  fs::remove_all(out);
+}
+
 std::optional<Json> finished(const fs::path& folder) {
   if (!fs::exists(folder / "results.json")) return std::nullopt;
   return io::read_json(folder / "results.json");
@@ -112,8 +124,8 @@ int run_single(const Row& row, const Machine& machine, const fs::path& out, cons
   if (!result) {
     DatasetCache datasets;
     FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
-    if (options.overwrite) fs::remove_all(out);  // not before every mistake in data and weights has been found
-    result = run.run(out).json;
+    if (options.overwrite) delete_run(out, run.input_files());
+    result = run.run(out);
   }
   const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result}});
   report.write(out);
@@ -123,8 +135,10 @@ int run_single(const Row& row, const Machine& machine, const fs::path& out, cons
 }
 
 /// A mistake in a late row is found before the first one runs, and before anything is written.
-void check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine, const fs::path& out,
+/// @return the files that the rows read
+std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine, const fs::path& out,
                 const CommandOptions& options) {
+  std::vector<fs::path> inputs;
   const auto level = log::level();
   for (const auto& row : rows) {
     if (!options.overwrite && finished(out / row.recipe.folder)) continue;
@@ -132,7 +146,10 @@ void check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Mach
     log::set_level(log::Level::kQuiet);  // each row says what it has to say when it runs
     const FinetuneRun checked(row.plan, dataset, machine, /*counts_only=*/true);
     log::set_level(level);
+    const auto files = checked.input_files();
+    inputs.insert(inputs.end(), files.begin(), files.end());
   }
+  return inputs;
 }
 
 int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const Machine& machine, const fs::path& out,
@@ -142,9 +159,9 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
   for (const auto& row : rows) sweep[row.recipe.folder] = *row.plan.resolved;
   check_folder(out, "sweep.json", sweep, options);
   DatasetCache datasets;
-  check_rows(rows, datasets, machine, out, options);
-  if (options.overwrite) fs::remove_all(out);
-  fs::create_directories(out);
+  const auto inputs = check_rows(rows, datasets, machine, out, options);
+  if (options.overwrite) delete_run(out, inputs);
+  make_folder(out);
   io::write_json(out / "sweep.json", sweep);
 
   std::vector<ReportRow> done;
@@ -158,7 +175,7 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
       log::info("row {}/{}: {}", i + 1, rows.size(), row.recipe.folder);
       try {
         FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
-        result = run.run(folder).json;
+        result = run.run(folder);
       } catch (const Interrupted&) {
         throw;
       } catch (const c10::Error& error) {
@@ -168,7 +185,8 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
       }
       if (!result) log::warn("row failed: {}", failures.back());
     }
-    if (result) done.push_back({row.recipe.group, *result});
+    const auto method = row.plan.experts ? row.plan.experts->method : std::string("dense");
+    if (result) done.push_back({row.recipe.group.empty() ? method : row.recipe.group, *result});
   }
   const Report report(recipe.name, done, failures);
   if (!done.empty()) report.write(out);

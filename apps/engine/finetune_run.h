@@ -34,12 +34,13 @@ struct ModelOptions {
 
 /// All sections of a recipe, checked as far as they can be without opening data or weights.
 struct FinetunePlan {
-  std::string name, description;
+  std::string name;
   std::int64_t seed = 42;
   std::optional<io::Json> paper;
   ModelOptions model;
   std::optional<routing::ExpertOptions> experts;
   tasks::Task task;
+  std::string task_origin;  ///< where its section stands, for messages
   training::TrainingOptions training;
   std::shared_ptr<io::Json> resolved;  ///< the recipe as it will run, with defaults and absolute paths
 
@@ -69,10 +70,8 @@ struct Machine {
   std::string describe() const;
 };
 
-/// What a finished run says of itself: the content of results.json.
-struct RunResult {
-  io::Json json;
-};
+/// A folder and its parents. @throws UserError when it cannot be made
+void make_folder(const std::filesystem::path& folder);
 
 /// One fine-tuning run in a folder of its own.
 class FinetuneRun {
@@ -86,9 +85,15 @@ class FinetuneRun {
   io::Json plan_json() const;
 
   /// Trains (or goes on from the folder's newest checkpoint), scores the best checkpoint, writes the results.
-  RunResult run(const std::filesystem::path& folder);
+  /// @return what the run says of itself: the content of results.json
+  io::Json run(const std::filesystem::path& folder);
+
+  /// Data, weights and tokenizer that the run reads.
+  std::vector<std::filesystem::path> input_files() const;
 
  private:
+  /// Whether a run that is in the folder can go on here.
+  void check_machine(const std::filesystem::path& folder) const;
   double selected_value(const evaluation::SplitResult& split) const;
   evaluation::Batch text_batch(std::span<const std::size_t> examples, const std::vector<tasks::Encoded>& from,
                                const std::string& stream) const;

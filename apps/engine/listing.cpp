@@ -26,7 +26,7 @@ int print_list() {
   print_section("merging protocols of camex (/experts/protocol)", routing::protocol_registry());
   print_section("routers (/experts/router/kind)", routing::router_registry());
   print_section("tasks (/task/name)", tasks::registry());
-  print_section("metrics (/task/metrics; those of the task in /evaluation/select_best_by)", statistics::metrics());
+  print_section("metrics (each task says which are its own)", statistics::metrics());
   return 0;
 }
 

@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <set>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "io/atomic_file.h"
 #include "tensor/convert.h"
 
@@ -60,7 +62,6 @@ void copy_into(const Tensor& target, const io::TensorView* view, const std::stri
     fail("{}: \"{}\" is {}, expected {}", file, name, tensor::shape_text(view->shape),
          tensor::shape_text(target.sizes()));
   }
-  const torch::NoGradGuard no_grad;
   Tensor(target).copy_(tensor::to_tensor(*view));
 }
 
@@ -79,31 +80,54 @@ void write_model(const Model& model, const fs::path& folder) {
   io::write_json(folder / "experts.json", {{"options", model.expert_options}, {"places", names}});
 }
 
-bool read_experts(Model& model, const fs::path& folder) {
+bool read_experts(Model& model, const fs::path& folder, bool check_only) {
+  const torch::NoGradGuard no_grad;
   const auto path = folder / "experts.safetensors";
   if (!fs::exists(path)) return false;
-  const auto description = io::read_json(folder / "experts.json");
-  const auto theirs = description.value(Json::json_pointer("/options/method"), std::string());
-  const auto ours = model.expert_options.at("method").get<std::string>();
-  if (theirs != ours) {
-    fail("{}: holds experts of method \"{}\", the recipe asks for \"{}\"; use the method that they were trained with",
-         (folder / "experts.json").string(), theirs, ours);
-  }
   const auto file = io::SafetensorsFile::open(path);
-  for (const auto& [name, t] : split(model).experts) copy_into(t, file.find(name), path.string(), name);
+  std::vector<std::string> problems;
+  std::set<std::string> known;
+  const auto experts = split(model).experts;
+  for (const auto& [name, t] : experts) {
+    known.insert(name);
+    const auto* view = file.find(name);
+    if (view == nullptr) {
+      problems.push_back(fmt::format("\"{}\" is missing", name));
+    } else if (view->shape != t.sizes()) {
+      problems.push_back(fmt::format("\"{}\" is {}, expected {}", name, tensor::shape_text(view->shape),
+                                     tensor::shape_text(t.sizes())));
+    }
+  }
+  for (const auto& view : file.tensors()) {
+    if (!known.contains(view.name)) problems.push_back(fmt::format("\"{}\" has no place in this model", view.name));
+  }
+  const auto description = folder / "experts.json";
+  const auto theirs = io::read_json(description).at("options");
+  if (!problems.empty() || theirs.at("method") != model.expert_options.at("method")) {
+    if (problems.empty()) problems.push_back("its experts are of method " + io::shown(theirs.at("method")));
+    fail("{}: does not fit the recipe's experts: {}{}; set /experts as in {}", path.string(), problems[0],
+         problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : "", description.string());
+  }
+  if (theirs != model.expert_options) {
+    log::warn("{}: these experts were trained with other options than the recipe's", description.string());
+  }
+  if (!check_only) {
+    for (const auto& [name, t] : experts) Tensor(t).copy_(tensor::to_tensor(*file.find(name)));
+  }
   return true;
 }
 
 void read_model(Model& model, const fs::path& folder) {
+  const torch::NoGradGuard no_grad;
   const auto path = folder / "model.safetensors";
   const auto file = io::SafetensorsFile::open(path);
-  std::map<std::string, bool> has_base;
-  for (const auto& item : model.backbone->named_parameters()) has_base.emplace(model.backbone->file_name(item.key()), true);
+  std::set<std::string> has_base;
+  for (const auto& item : model.backbone->named_parameters()) has_base.insert(model.backbone->file_name(item.key()));
   for (const auto& [name, t] : split(model).dense) {
     // A place without a base expert has a dense stand-in in the file, and nothing to read it into.
     if (has_base.contains(name)) copy_into(t, file.find(name), path.string(), name);
   }
-  if (!model.experts.empty() && !read_experts(model, folder)) {
+  if (!model.experts.empty() && !read_experts(model, folder, /*check_only=*/false)) {
     fail("{}: is missing; the checkpoint is of a dense model", (folder / "experts.safetensors").string());
   }
 }

@@ -24,7 +24,8 @@ void write_model(const Model& model, const std::filesystem::path& folder);
 void read_model(Model& model, const std::filesystem::path& folder);
 
 /// The experts alone, from a folder that has them. @return false when it has none
-bool read_experts(Model& model, const std::filesystem::path& folder);
+/// @throws UserError when they are not those of this model, tensor for tensor
+bool read_experts(Model& model, const std::filesystem::path& folder, bool check_only);
 
 struct ModelCounts {
   std::int64_t dense = 0, head = 0;

@@ -145,6 +145,9 @@ void Report::build_notes() {
       add_once(fmt::format("Always answering \"{}\" would score an accuracy of {:.2f}.",
                            split.at("majority_class").get<std::string>(), 100.0 * majority->get<double>()));
     }
+    if (const auto skipped = result.value("skipped_lines", 0); skipped > 0) {
+      add_once(fmt::format("{} malformed lines of the data were skipped.", skipped));
+    }
     most_seeds = std::max(most_seeds, group.results.size());
     has_experts = has_experts || result.contains("experts");
   }
@@ -157,11 +160,11 @@ void Report::build_notes() {
     const auto& split = group.results[0].at("splits")[0];
     const auto split_name = split.at("split").get<std::string>();
     for (const auto& result : group.results) {
-      const auto* s = split_of(result, split_name);
-      if (s == nullptr) continue;
-      if (const auto collapsed = s->find("collapsed"); collapsed != s->end()) {
-        notes_.push_back(fmt::format("{} (seed {}): {}", group.label, result.at("seed").get<std::int64_t>(),
-                                     collapsed->get<std::string>()));
+      for (const auto& each : result.at("splits")) {
+        const auto collapsed = each.find("collapsed");
+        if (collapsed == each.end()) continue;
+        notes_.push_back(fmt::format("{} (seed {}) on {}: {}", group.label, result.at("seed").get<std::int64_t>(),
+                                     each.at("split").get<std::string>(), collapsed->get<std::string>()));
       }
     }
     const auto accuracy = values(group.results, split_name, "accuracy");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -11,6 +12,11 @@
 
 namespace mergex {
 namespace {
+
+struct Subcommand {
+  std::string_view name, summary;
+  bool built;
+};
 
 constexpr std::array kSubcommands{
     Subcommand{"finetune", "fine-tune a checkpoint on a task, dense or with experts; one run or a sweep", true},
@@ -38,8 +44,6 @@ std::string top_help() {
 }
 
 }  // namespace
-
-std::span<const Subcommand> subcommands() { return kSubcommands; }
 
 std::variant<CommandOptions, std::string> parse_command_line(int argc, const char* const* argv) {
   std::vector<std::string> names;

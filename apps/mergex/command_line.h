@@ -1,20 +1,11 @@
 #pragma once
 
-#include <span>
 #include <string>
-#include <string_view>
 #include <variant>
 
 #include "command_options.h"
 
 namespace mergex {
-
-struct Subcommand {
-  std::string_view name, summary;
-  bool built;
-};
-
-std::span<const Subcommand> subcommands();
 
 /// A parsed command line, or a text that was asked for (help, version) and belongs on stdout.
 /// @throws UserError for anything that does not parse

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <new>
+#include <system_error>
 
 #include "command_line.h"
 #include "core/error.h"
@@ -34,6 +35,9 @@ int main(int argc, char** argv) try {
   return stop.exit_code();
 } catch (const std::bad_alloc&) {
   fmt::print(stderr, "mergex: out of memory\n");
+  return 1;
+} catch (const std::system_error& error) {  // a full disk, a folder that may not be written
+  fmt::print(stderr, "mergex: error: {}\n", error.what());
   return 1;
 } catch (const std::exception& error) {
   fmt::print(stderr, "mergex: internal error: {}\n", error.what());

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -45,6 +43,11 @@ struct Backbone : torch::nn::Module {
                           std::optional<std::int64_t> eos, nn::ForwardContext& context) = 0;
 
   virtual std::vector<nn::FeedForwardSite> feed_forwards() = 0;
+
+  /// Rows of the token embedding: ids below this can be read.
+  virtual std::int64_t vocab_size() const = 0;
+  /// Puts output `order[i]` of the classification head in place i.
+  virtual void reorder_labels(std::span<const std::int64_t> order) = 0;
 
   /// Random weights, drawn as Hugging Face's `transformers` draws them. With `only`, just these parameters (a head
   /// that a checkpoint lacks).

@@ -40,12 +40,18 @@ void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Gener
     return name.starts_with("transformer.") ? name.substr(12) : name;
   };
   std::map<std::string, const io::TensorView*> in_file;
+  std::vector<std::string> repeated;
   for (const auto* view : folder.tensors()) {
     const auto name = stripped(view->name);
-    if (!(options.new_head && model.is_head(name))) in_file.emplace(name, view);
+    if (options.new_head && model.is_head(name)) continue;
+    if (!in_file.emplace(name, view).second) repeated.push_back(name);
   }
 
-  std::vector<std::string> problems, new_head, dropped_head;
+  std::vector<std::string> problems, new_head, unused;
+  for (const auto& name : repeated) {
+    problems.push_back(fmt::format("\"{}\" stands there twice, with and without \"transformer.\"", name));
+  }
+  bool head_misfits = false;
   std::set<std::string> known;
   const auto parameters = model.named_parameters();
   for (const auto& item : parameters) {
@@ -59,6 +65,7 @@ void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Gener
         problems.push_back(fmt::format("\"{}\" {} is missing", name, tensor::shape_text(item.value().sizes())));
       }
     } else if (found->second->shape != item.value().sizes()) {
+      head_misfits = head_misfits || model.is_head(name);
       problems.push_back(fmt::format("\"{}\" is {}, expected {}", found->second->name,
                                      tensor::shape_text(found->second->shape),
                                      tensor::shape_text(item.value().sizes())));
@@ -68,16 +75,17 @@ void load_weights(Backbone& model, const io::CheckpointFolder& folder, at::Gener
     if (known.contains(name)) continue;
     if (!model.is_ignored(name)) {
       problems.push_back(fmt::format("\"{}\" is not part of this model", view->name));
-    } else if (name.starts_with("classification_head.") || name == "lm_head.weight") {
-      dropped_head.push_back(name);
+    } else {
+      unused.push_back(name);
     }
   }
   if (!problems.empty()) {
-    fail("{}: {} tensor{} do not fit config.json: {}; use the weights that belong to this config",
-         folder.path().string(), problems.size(), problems.size() == 1 ? "" : "s", fmt::join(problems, "; "));
+    fail("{}: {} {} not fit the model: {}; use the weights that belong to this config{}", folder.path().string(),
+         problems.size(), problems.size() == 1 ? "tensor does" : "tensors do", fmt::join(problems, "; "),
+         head_misfits ? ", or start a new head with --set /model/new_head=true" : "");
   }
   if (!new_head.empty()) log::info("new head, drawn from the seed: {}", fmt::join(new_head, ", "));
-  if (!dropped_head.empty()) log::debug("not used from the checkpoint: {}", fmt::join(dropped_head, ", "));
+  if (!unused.empty()) log::debug("not used from the checkpoint: {}", fmt::join(unused, ", "));
   if (options.check_only) return;
 
   const torch::NoGradGuard no_grad;

@@ -439,6 +439,16 @@ struct T5 : Backbone {
     return sites;
   }
 
+  std::int64_t vocab_size() const override { return shared->weight.size(0); }
+
+  void reorder_labels(std::span<const std::int64_t> order) override {
+    const torch::NoGradGuard no_grad;
+    const auto rows = torch::tensor(std::vector<std::int64_t>(order.begin(), order.end())).to(shared->weight.device());
+    for (auto& item : classification_head->out_proj->named_parameters()) {
+      item.value().copy_(item.value().index_select(0, rows));
+    }
+  }
+
   void initialize(at::Generator& generator, std::optional<std::span<const std::string>> only) override {
     const torch::NoGradGuard no_grad;
     const double d = static_cast<double>(c.d_model), kv = static_cast<double>(c.d_kv);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "core/interrupt.h"
 #include "statistics/registry.h"
 
@@ -17,6 +18,17 @@ double SplitResult::value(const std::string& metric) const {
   }
   throw std::logic_error("metric " + metric + " was not computed");
 }
+
+namespace {
+
+void check_finite(const SplitResult& result) {
+  if (std::isfinite(result.loss)) return;
+  throw GuardError(fmt::format(
+      "evaluation on {}: the loss is not finite; lower /training/optimizer/learning_rate, or check the checkpoint",
+      result.name));
+}
+
+}  // namespace
 
 io::Json SplitResult::to_json() const {
   io::Json json{{"split", name}, {"n", num_scored}, {"loss", loss}};
@@ -71,6 +83,7 @@ SplitResult evaluate_split(backbones::Backbone& model, const Objective& objectiv
   result.num_scored = static_cast<std::int64_t>(gold_classes.size() + gold_scores.size());
   if (result.num_scored > 0) {
     result.loss = loss_sum / static_cast<double>(result.num_scored);
+    check_finite(result);
     for (const auto& metric_name : metrics) {
       const auto& metric = statistics::find_metric(metric_name);
       result.scores.push_back(kind == tasks::Kind::kRegression
@@ -99,6 +112,7 @@ SplitResult evaluate_loss(backbones::Backbone& model, const Objective& objective
   }
   result.num_scored = static_cast<std::int64_t>(units);
   result.loss = loss_sum / units;
+  check_finite(result);
   return result;
 }
 

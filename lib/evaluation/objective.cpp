@@ -48,7 +48,7 @@ Batch Objective::batch(std::span<const tasks::Encoded* const> examples) const {
   result.inputs.input_ids_BT = padded.ids.to(device_);
   result.inputs.attention_mask_BT = padded.mask.to(device_);
   result.gold_B = torch::tensor(gold, at::kDouble)
-                      .to(kind_ == tasks::Kind::kClassification ? at::kLong : at::kFloat)
+                      .to(kind_ == tasks::Kind::kClassification ? at::kLong : at::kDouble)
                       .to(device_);
   if (gold.size() < examples.size()) {
     result.labelled_B = torch::tensor(std::vector<std::int64_t>(labelled.begin(), labelled.end())).to(at::kBool).to(device_);

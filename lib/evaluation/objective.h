@@ -11,7 +11,7 @@ namespace mergex::evaluation {
 /// What a model reads in one forward pass, and what it should say.
 struct Batch {
   backbones::Inputs inputs;
-  Tensor gold_B;        ///< classes (int64) or scores (float32) of the labelled examples; undefined for text
+  Tensor gold_B;        ///< classes (int64) or scores (float64) of the labelled examples; undefined for text
   Tensor labelled_B;    ///< bool; undefined where all are labelled
   double num_units = 0;  ///< labelled examples, or target tokens
 };

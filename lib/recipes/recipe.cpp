@@ -163,14 +163,16 @@ std::vector<SweepRow> expand_sweep(const Recipe& recipe) {
   std::vector<SweepRow> rows(1);
   rows[0].document = base;
   for (const auto& [pointer, axis] : sweep.items()) {
-    const auto place = where + "/" + io::escape_pointer(pointer);
+    // An axis may come from another file (or the command line) than the sweep that it joins.
+    const auto& origin = base->origin("/sweep/" + io::escape_pointer(pointer));
+    const auto place = fmt::format("{}#/sweep/{}", origin, io::escape_pointer(pointer));
     if (!pointer.starts_with('/')) fail("{}: expected a JSON pointer such as /seed", place);
     std::vector<SweepRow> longer;
     for (const auto& row : rows) {
       for (const auto& [label, value] : choices_of(axis, place)) {
         auto next = row;
         next.document = std::make_shared<io::JsonDocument>(*row.document);
-        apply_set(*next.document, fmt::format("{}={}", pointer, value.dump()), base->origin("/sweep"));
+        apply_set(*next.document, fmt::format("{}={}", pointer, value.dump()), origin);
         next.labels.emplace_back(pointer, label);
         longer.push_back(std::move(next));
       }

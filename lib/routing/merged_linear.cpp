@@ -6,9 +6,12 @@ namespace mergex::routing {
 
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
                      const Curvature* curvature, double alpha, Form form) {
-  const bool plain = !mask_NOI.defined() && curvature == nullptr;
-  if (form == Form::kAutomatic) form = plain ? Form::kAbsorbed : Form::kBase;
-  if (plain && form == Form::kAbsorbed) {
+  if (form == Form::kAutomatic) form = curvature == nullptr ? Form::kAbsorbed : Form::kBase;
+  if (curvature == nullptr && form == Form::kAbsorbed) {
+    if (mask_NOI.defined()) {
+      const auto step_NOI = alpha * mask_NOI;
+      return {step_NOI * experts_NOI + (1.0 - step_NOI) * base_OI, {}};
+    }
     if (alpha == 1.0) return {experts_NOI, {}};
     return {(1.0 - alpha) * base_OI + alpha * experts_NOI, {}};
   }
@@ -60,7 +63,10 @@ void MergedLinear::prepare(bool training, tensor::RandomStreams* random) {
   const torch::AutoGradMode grad_mode(training);
   statistics_.reset();
   Tensor mask_NOI;
-  if (options_.mask) mask_NOI = options_.mask((experts - weight).detach(), training, random);
+  if (options_.mask) {
+    const torch::NoGradGuard no_grad;
+    mask_NOI = options_.mask(experts - weight, training, random);
+  }
   // Only a mask of 0 and 1 says what was kept; DARE's training mask is rescaled, and evaluation keeps all.
   kept_fraction_ = mask_NOI.defined() && !training ? mask_NOI.mean().item<double>() : 1.0;
   const auto form = options_.form == Form::kAutomatic && !training ? Form::kAbsorbed : options_.form;

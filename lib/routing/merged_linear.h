@@ -22,9 +22,9 @@ struct Mixture {
   Tensor base_OI;    ///< E_m; undefined in the absorbed form
 };
 
-/// gamma_i = M_i . (mask_i * (E_i - E_m)), and what is mixed from it. Without curvature and mask the absorbed form
-/// is (1 - alpha) E_m + alpha E_i: at alpha = 1 the base gets exactly no gradient, where the other form would leave
-/// rounding noise that Adam blows up to full steps.
+/// gamma_i = M_i . (mask_i * (E_i - E_m)), and what is mixed from it. Without curvature the absorbed form is
+/// (1 - alpha mask_i) E_m + alpha mask_i E_i, entry by entry: at alpha = 1 an entry that all experts keep gives the base
+/// exactly no gradient, where the other form would leave rounding noise that Adam blows up to full steps.
 /// @param mask_NOI   undefined: keep all  @param curvature  null: identity
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
                      const Curvature* curvature, double alpha, Form form);

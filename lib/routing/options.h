@@ -9,6 +9,7 @@ namespace mergex::routing {
 
 // Options that several methods read in the same way.
 
+/// `num_experts`, with the method's own default.
 std::int64_t read_num_experts(io::JsonObject& options, std::int64_t fallback);
 
 /// `router: {kind, top_k, level}`. @param level  the one level of routing that the method has

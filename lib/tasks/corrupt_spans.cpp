@@ -41,14 +41,15 @@ std::vector<std::int64_t> random_segments(std::int64_t total, std::int64_t parts
 
 }  // namespace
 
-std::pair<std::int64_t, std::int64_t> span_lengths(std::int64_t inputs_length, const SpanCorruption& o) {
-  const auto lengths = [&](std::int64_t tokens) {
+SpanLengths span_lengths(std::int64_t inputs_length, const SpanCorruption& o) {
+  const auto inputs_of = [&](std::int64_t tokens) {
     const auto [noise, spans] = counts(tokens, o);
-    return std::pair{tokens - noise + spans + 1, noise + spans + 1};
+    return tokens - noise + spans + 1;
   };
   std::int64_t tokens = 2;
-  while (lengths(tokens + 1).first <= inputs_length) ++tokens;
-  return {tokens, lengths(tokens).second};
+  while (inputs_of(tokens + 1) <= inputs_length) ++tokens;
+  const auto [noise, spans] = counts(tokens, o);
+  return {tokens, noise + spans + 1, spans};
 }
 
 std::vector<bool> random_spans_noise_mask(std::int64_t length, const SpanCorruption& o, std::uint64_t seed) {

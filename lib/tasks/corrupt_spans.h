@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "tasks/task.h"
@@ -13,8 +12,11 @@ namespace mergex::tasks {
 // T5's span corruption. Source: Raffel et al. 2020, section 3.1.4 and 3.3 (arXiv:1910.10683).
 
 /// The longest text that, corrupted, fills at most `inputs_length` input ids (sentinels and the end token counted),
-/// and how many target ids it gives. @return {text length, targets length}
-std::pair<std::int64_t, std::int64_t> span_lengths(std::int64_t inputs_length, const SpanCorruption& options);
+/// and how many target ids and spans it gives.
+struct SpanLengths {
+  std::int64_t text = 0, targets = 0, spans = 0;
+};
+SpanLengths span_lengths(std::int64_t inputs_length, const SpanCorruption& options);
 
 /// Which tokens are noise: round(length * density) of them, at least one and not all, in spans of the given mean
 /// length, cut at random; the text never begins with noise.

@@ -76,9 +76,9 @@ void AdamW::restore(const std::map<std::string, Tensor>& state) {
       moments_[i] = {};
       continue;
     }
-    moments_[i] = {state.at(name + ".exp_avg").to(p.device(), p.scalar_type(), false, /*copy=*/true),
-                   state.at(name + ".exp_avg_sq").to(p.device(), p.scalar_type(), false, /*copy=*/true),
-                   found->second.to(p.device(), at::kFloat, false, /*copy=*/true)};
+    moments_[i] = {state.at(name + ".exp_avg").to(p.device(), p.scalar_type()),
+                   state.at(name + ".exp_avg_sq").to(p.device(), p.scalar_type()),
+                   found->second.to(p.device(), at::kFloat)};
   }
 }
 

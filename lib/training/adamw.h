@@ -26,12 +26,12 @@ class AdamW {
   AdamW(std::vector<std::pair<std::string, Tensor>> parameters, const AdamWOptions& options);
 
   void zero_grad();
+  /// One update of every parameter that has a gradient.
   void step(double learning_rate);
-  const AdamWOptions& options() const { return options_; }
-  const std::vector<std::pair<std::string, Tensor>>& parameters() const { return parameters_; }
 
   /// "<parameter>.exp_avg", ".exp_avg_sq" and ".step" of each parameter that was updated before.
   std::map<std::string, Tensor> state() const;
+  /// Takes over what `state()` gave, here or in another process.
   void restore(const std::map<std::string, Tensor>& state);
 
  private:
@@ -43,6 +43,7 @@ class AdamW {
   AdamWOptions options_;
 };
 
+/// Whether weight decay applies to a parameter of this name.
 bool decays(const std::string& parameter);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)). @return the norm before; max_norm 0: measured only

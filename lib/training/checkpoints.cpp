@@ -118,7 +118,14 @@ void CheckpointFolders::prune(std::int64_t keep, std::int64_t best_step) {
   const auto found = regular();
   auto remaining = static_cast<std::int64_t>(found.size());
   for (const auto& [step, path] : found) {
-    if (remaining-- > std::max<std::int64_t>(keep, 1) && step != best_step) fs::remove_all(path);
+    if (remaining-- <= std::max<std::int64_t>(keep, 1)) continue;
+    if (step != best_step) {
+      fs::remove_all(path);
+      continue;
+    }
+    // The best one is kept for its weights; a run goes on from the newest.
+    fs::remove(path / "training_state.safetensors");
+    fs::remove(path / "training_state.json");
   }
   if (found.empty()) return;
   for (const auto& entry : fs::directory_iterator(folder_)) {

@@ -35,9 +35,10 @@ class CheckpointFolders {
   std::optional<std::filesystem::path> newest();
   TrainingState load_state(const std::filesystem::path& checkpoint) const;
 
+  /// Makes `best` a link to the checkpoint of this step.
   void point_best(std::int64_t step);
   std::filesystem::path best() const { return folder_ / "best"; }
-  /// Removes all but the last `keep`, `best_step` and the newest.
+  /// Removes all but the last `keep` and `best_step`, of which an older one keeps its weights alone.
   void prune(std::int64_t keep, std::int64_t best_step);
 
  private:

@@ -147,6 +147,17 @@ TEST_CASE("L-05 at alpha 1 without mask and curvature the merge is the soft merg
   CHECK(!layer.base.grad().defined());  // exactly nothing, not rounding noise
 }
 
+TEST_CASE("without curvature a mask that keeps an entry everywhere leaves the base exactly no gradient there", "[routing][law]") {
+  auto layer = generated();
+  for (auto* t : {&layer.base, &layer.experts}) t->set_requires_grad(true);
+  const auto mask = ties_mask(layer.tau(), 1.0);
+  const auto merged = layer.merge(1.0, mask, false, Form::kAutomatic);
+  require_close("the same weights", merged, layer.merge(1.0, mask, false), {1e-10, 1e-12});
+  (merged * layer.g).sum().backward();
+  const auto silent = std::get<0>(mask.min(0)) == 1.0;
+  CHECK((layer.base.grad().masked_select(silent) == 0.0).all().item<bool>());
+}
+
 TEST_CASE("L-06, L-07, L-08 convexity, uniform scores, linearity", "[routing][law]") {
   auto layer = generated();
   const auto soft = torch::matmul(layer.scores, layer.experts.flatten(1)).view({layer.u, layer.o, layer.i});

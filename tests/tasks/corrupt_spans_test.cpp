@@ -14,8 +14,13 @@ TEST_CASE("span corruption equals T5's examples", "[tasks][golden]") {
   const auto sentinel = [](int i) { return 999 - i; };
   CHECK(replace_spans(tokens, mask, true, sentinel) == std::vector<std::int32_t>{999, 12, 13, 998, 15});
   CHECK(replace_spans(tokens, mask, false, sentinel) == std::vector<std::int32_t>{10, 11, 999, 14, 998});
-  CHECK(span_lengths(64, {.noise_density = 0.2, .mean_span_length = 2.0}) == std::pair<std::int64_t, std::int64_t>{70, 22});
-  CHECK(span_lengths(64, {.noise_density = 0.2, .mean_span_length = 1.0}) == std::pair<std::int64_t, std::int64_t>{63, 27});
+  const auto spans_of_two = span_lengths(64, {.noise_density = 0.2, .mean_span_length = 2.0});
+  CHECK(spans_of_two.text == 70);
+  CHECK(spans_of_two.targets == 22);
+  CHECK(spans_of_two.spans == 7);
+  const auto spans_of_one = span_lengths(64, {.noise_density = 0.2, .mean_span_length = 1.0});
+  CHECK(spans_of_one.text == 63);
+  CHECK(spans_of_one.targets == 27);
 }
 
 TEST_CASE("the noise mask holds its counts", "[tasks]") {
