@@ -189,11 +189,6 @@ std::vector<SweepRow> expand_sweep(const Recipe& recipe) {
     if (!folders.insert(row.folder).second) {
       fail("{}: two rows would both be called \"{}\"; give them labels", where, row.folder);
     }
-    row.seed = 42;
-    if (const auto seed = row.document->value.find("seed");
-        seed != row.document->value.end() && seed->is_number_integer()) {
-      row.seed = seed->get<std::int64_t>();
-    }
   }
   return rows;
 }

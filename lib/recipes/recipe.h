@@ -32,7 +32,6 @@ struct SweepRow {
   std::vector<std::pair<std::string, std::string>> labels;  ///< axis pointer, label of its value
   std::string group;   ///< labels of all axes but /seed, joined: what a table's row stands for
   std::string folder;  ///< name of this run's folder inside the sweep's
-  std::int64_t seed = 0;
   std::shared_ptr<io::JsonDocument> document = {};  ///< the recipe of this row, without `sweep`
 };
 

@@ -54,7 +54,6 @@ Task configure(io::JsonObject& section) {
   return {.kind = Kind::kSpanCorruption,
           .metrics = {"loss"},
           .primary_metric = "loss",
-          .higher_is_better = false,
           .max_length = reading.max_length,
           .span_corruption = options,
           .load = [reading, column](const Wanted& wanted) {

@@ -58,7 +58,6 @@ struct Task {
   std::vector<std::string> labels = {};   ///< by class; empty while the training file decides, and without classes
   std::vector<std::string> metrics = {};  ///< of accuracy, f1 (of class 1), matthews, pearson, spearman, loss
   std::string primary_metric = {};        ///< the one that selects
-  bool higher_is_better = true;           ///< of the primary metric
   std::int64_t max_length = 0;            ///< tokens of an encoded example, special ones included
   std::optional<SpanCorruption> span_corruption = {};
   /// @throws UserError naming the file (and line) that is missing, malformed or without labels

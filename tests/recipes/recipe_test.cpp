@@ -56,7 +56,7 @@ TEST_CASE("a sweep is the product of its axes", "[recipes]") {
   CHECK(!rows[0].document->value.contains("experts"));
   CHECK(rows[3].document->value["experts"] == io::Json{{"method", "camex"}});
   CHECK(rows[3].group == "ties + curvature");
-  CHECK(rows[3].seed == 2);
+  CHECK(rows[3].document->value["seed"] == 2);
   CHECK(!rows[3].document->value.contains("sweep"));
   CHECK(test::user_error([&] { read_recipe(file, {}, 5); }).find("sweeps over /seed") != std::string::npos);
   const std::vector<std::string> empty{"/sweep/~1seed=[]"};

@@ -74,7 +74,6 @@ TEST_CASE("GLUE tasks: kinds, label order and metrics", "[tasks]") {
     CHECK(fmt::format("{}", fmt::join(task.labels, " ")) == what.labels);
     CHECK(fmt::format("{}", fmt::join(task.metrics, " ")) == what.metrics);
     CHECK(task.primary_metric == what.primary);
-    CHECK(task.higher_is_better);
     CHECK((task.kind == tasks::Kind::kRegression) == (name == "stsb"));
   }
 }

@@ -141,7 +141,6 @@ TEST_CASE("span corruption: a document per line", "[tasks]") {
   const auto task = test::task_of(section, (folder / "r.json").string());
   CHECK(task.kind == tasks::Kind::kSpanCorruption);
   CHECK(task.primary_metric == "loss");
-  CHECK_FALSE(task.higher_is_better);
   REQUIRE(task.span_corruption);
   CHECK(task.span_corruption->noise_density == 0.3);
   CHECK(task.span_corruption->mean_span_length == 3.0);
