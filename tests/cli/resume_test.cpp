@@ -150,7 +150,7 @@ TEST_CASE("a signal stops an evaluation, between training steps and of the best 
   CHECK_FALSE(fs::exists(ordeal.project() / "during/checkpoints/step-2"));
   CHECK(ordeal.differences_at_the_end("during") == Differences{});
 
-  const auto after = ordeal.resume("after", after_text(SIGINT, "step     4/4 | evaluation"));
+  const auto after = ordeal.resume("after", after_text(SIGINT, "step     4/4 | validation"));
   INFO(after.err);
   CHECK(after.exit_code == 130);
   CHECK_FALSE(fs::exists(ordeal.project() / "after/results.json"));
