@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/tiny_project.h"
 #include "recipes/recipe.h"
@@ -303,6 +304,8 @@ TEST_CASE("real GLUE with the real tokenizer, from random weights to a table", "
   CHECK(split["n"] == (is_rte ? 277 : 408));
   CHECK(split.contains("f1") == !is_rte);
   CHECK(split["accuracy"].get<double>() > 0.3);
+  const auto right = split["accuracy"].get<double>() * split["n"].get<double>();  // L-44: a count of examples
+  CHECK(right == Approx(std::round(right)).epsilon(1e-12));
   CHECK(fs::exists(project / "out/table.md"));
   CHECK(fs::exists(project / "out/scores.svg"));
 }
