@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include "routing/fused_curvature.h"
+#include "routing/tiled_product.h"
+
 namespace mergex::routing {
 
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
@@ -15,8 +18,13 @@ Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Ten
     if (alpha == 1.0) return {experts_NOI, {}};
     return {(1.0 - alpha) * base_OI + alpha * experts_NOI, {}};
   }
-  auto gamma_NOI = experts_NOI - base_OI;
-  if (mask_NOI.defined()) gamma_NOI = gamma_NOI * mask_NOI;
+  auto gamma_NOI = curvature != nullptr && can_fuse_curvature(experts_NOI) ? Tensor() : experts_NOI - base_OI;
+  if (gamma_NOI.defined() && mask_NOI.defined()) gamma_NOI = gamma_NOI * mask_NOI;
+  if (curvature != nullptr && can_fuse_curvature(experts_NOI)) {
+    gamma_NOI = fused_curvature(experts_NOI, base_OI, {.before_NOI = mask_NOI.defined() ? mask_NOI != 0 : Tensor()}, alpha, curvature->c1_out, curvature->c2_out, curvature->c1_in, curvature->c2_in);
+    if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
+    return {gamma_NOI, base_OI};
+  }
   if (curvature != nullptr) gamma_NOI = curvature->forward(gamma_NOI);
   if (alpha != 1.0) gamma_NOI = alpha * gamma_NOI;
   if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
@@ -89,6 +97,9 @@ Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
   if (!context.training) statistics_.add(routed.scores_UN);
   ++num_merges;
+  if (can_tile_product(x_BTI, leaf_.terms_NOI)) {
+    return tiled_product(x_BTI, leaf_.terms_NOI, leaf_.base_OI, routed.scores_UN);
+  }
   const auto merged_BOI = merge_weights(leaf_, routed.scores_UN);
   return torch::bmm(x_BTI, merged_BOI.transpose(1, 2));
 }
