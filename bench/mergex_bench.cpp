@@ -13,6 +13,7 @@
 #include "evaluation/objective.h"
 #include "io/json_object.h"
 #include "routing/method.h"
+#include "tensor/block_allocator.h"
 #include "training/adamw.h"
 
 namespace mergex::bench {
@@ -92,6 +93,7 @@ int run(int argc, char** argv) {
     fail("usage: mergex_bench CHECKPOINT_FOLDER IDS.json THREADS [EXPERTS]; then on standard input, a line each: train, "
          "begin, evaluate");
   }
+  tensor::use_block_allocator();
   at::set_num_threads(std::stoi(argv[3]));
   Bench bench(argv[1], argc > 4 ? io::Json::parse(argv[4]) : io::Json(), argv[2]);
   for (std::string command; std::getline(std::cin, command);) {
