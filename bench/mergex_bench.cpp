@@ -61,16 +61,29 @@ struct Bench {
     optimizer = std::make_unique<training::AdamW>(parameters, training::AdamWOptions());
   }
 
+  /// Calls `part` and adds its seconds to `phases` under this name.
+  template <class Part>
+  void timed(const char* name, Part&& part) {
+    const auto start = Clock::now();
+    part();
+    phases[name] = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
   double train_step() {
+    double value = 0.0;
+    Tensor loss;
     optimizer->zero_grad();
-    experts.begin(/*training=*/true, &random);
-    nn::ForwardContext context{.training = true, .random = &random};
-    const auto loss = objective.loss_sum(batch, model->forward(batch.inputs, context)) / batch.num_units;
-    loss.backward();
-    experts.finish_backward();
-    training::clip_gradients(parameters, 1.0);
-    optimizer->step(1e-4);
-    return loss.item<double>();
+    timed("experts_begin_s", [&] { experts.begin(/*training=*/true, &random); });
+    timed("forward_s", [&] {
+      nn::ForwardContext context{.training = true, .random = &random};
+      loss = objective.loss_sum(batch, model->forward(batch.inputs, context)) / batch.num_units;
+      value = loss.item<double>();
+    });
+    timed("backward_s", [&] { loss.backward(); });
+    timed("experts_finish_s", [&] { experts.finish_backward(); });
+    timed("clip_s", [&] { training::clip_gradients(parameters, 1.0); });
+    timed("optimizer_s", [&] { optimizer->step(1e-4); });
+    return value;
   }
 
   double evaluation_step() {
@@ -86,6 +99,7 @@ struct Bench {
   evaluation::Objective objective{tasks::Kind::kClassification, at::kCPU, 0};
   std::vector<std::pair<std::string, Tensor>> parameters;
   std::unique_ptr<training::AdamW> optimizer;
+  io::Json phases = io::Json::object();  // of the last training step
 };
 
 int run(int argc, char** argv) {
@@ -109,8 +123,9 @@ int run(int argc, char** argv) {
       fail("unknown command \"{}\"; expected train, begin or evaluate", command);
     }
     const auto seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    std::cout << io::Json{{"command", command}, {"seconds", seconds}, {"loss", loss}, {"peak_mib", peak_memory_mib()}}.dump()
-              << std::endl;
+    io::Json line{{"command", command}, {"seconds", seconds}, {"loss", loss}, {"peak_mib", peak_memory_mib()}};
+    if (command == "train") line["phases"] = bench.phases;
+    std::cout << line.dump() << std::endl;
   }
   return 0;
 }

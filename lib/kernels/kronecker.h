@@ -33,7 +33,7 @@ struct Kronecker {
 
   struct Gradients {
     T* experts;                                ///< [N, O, I], overwritten
-    T* base;                                   ///< [O, I], added to; may be null
+    T* base;                                   ///< [O, I], overwritten; may be null
     T *c1_out, *c2_out, *c1_in, *c2_in;        ///< [R, N, w, w], overwritten
   };
   /// @param gamma_gradient  [N, O, I]

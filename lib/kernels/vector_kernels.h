@@ -25,6 +25,11 @@ struct VectorKernels {
   void (*difference)(std::int64_t count, const T* minuend, const T* subtrahend, const std::uint8_t* keep, T scale,
                      T* out);
 
+  /// keep[i] = 1 where terms[i] - base has the sign of the sum over i of terms[i] - base (three signs: -, 0, +), else 0.
+  /// Any `count`.
+  void (*elect_signs)(std::int64_t count, std::int64_t num_terms, const T* terms, std::int64_t term_stride,
+                      const T* base, std::uint8_t* keep, std::int64_t keep_stride);
+
   /// out[u] = (base ? base : 0) + sum over i < num_terms of scores[u * num_terms + i] * terms[i], for u < num_units.
   /// Entries of `terms` are `term_stride` apart, those of `out` `out_stride`; any `count`.
   void (*mix)(std::int64_t count, std::int64_t num_units, std::int64_t num_terms, const T* scores, const T* base,

@@ -61,7 +61,7 @@ struct FusedCurvature : torch::autograd::Function<FusedCurvature> {
     const Problem p{saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7],
                     context->saved_data["scale"].toDouble()};
     const auto g = upstream[0].contiguous();
-    auto experts = torch::empty_like(p.experts_NOI), base = torch::zeros_like(p.base_OI);
+    auto experts = torch::empty_like(p.experts_NOI), base = torch::empty_like(p.base_OI);
     auto c1_out = torch::empty_like(p.c1_out), c2_out = torch::empty_like(p.c2_out);
     auto c1_in = torch::empty_like(p.c1_in), c2_in = torch::empty_like(p.c2_in);
     AT_DISPATCH_FLOATING_TYPES(g.scalar_type(), "fused_curvature", [&] {
