@@ -131,7 +131,7 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
   plan.task = tasks::read_task(recipe.required_object("task"));
   plan.training = training::TrainingOptions::read(recipe.required_object("training"), recipe.object_or_empty("evaluation"));
   recipe.finish();
-  const bool is_text = plan.task.kind == tasks::Kind::kSpanCorruption;
+  const bool is_text = plan.task.is_sequence_to_sequence();
   if (is_text != (plan.model.head == backbones::Head::kLanguageModel)) {
     fail("{}: got \"{}\", which task \"{}\" cannot train; expected \"{}\"", recipe.where("model") + "/head",
          is_text ? "classification" : "language_model", plan.task.name, is_text ? "language_model" : "classification");
@@ -183,7 +183,8 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   if (plan_.model.checkpoint) {
     folder.emplace(*plan_.model.checkpoint);
     weight_files_ = folder->files();
-    if (plan_.task.kind == tasks::Kind::kClassification && !plan_.model.new_head) {
+    if (plan_.model.head == backbones::Head::kClassification && plan_.task.kind == tasks::Kind::kClassification &&
+        !plan_.model.new_head) {
       head_outputs = head_order(*folder, data.labels);
     }
   }
@@ -292,6 +293,10 @@ std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
             for (auto at = begin; at < end; ++at) members.push_back(at);
             return text_batch(members, examples, "span_corruption/" + name);
           }));
+    } else if (plan_.task.text_to_text) {
+      results.push_back(evaluation::evaluate_generated(*model_.backbone, objective_, plan_.task.kind, name, examples,
+                                                       data.metrics, data.labels, plan_.training.evaluation_batch_size,
+                                                       *dataset_->tokenizer));
     } else {
       results.push_back(evaluation::evaluate_split(*model_.backbone, objective_, plan_.task.kind, name, examples,
                                                    data.metrics, data.labels, plan_.training.evaluation_batch_size));
@@ -317,10 +322,14 @@ void FinetuneRun::write_predictions(const fs::path& folder, const std::vector<ev
     for (std::size_t s = 0; s < splits.size(); ++s) {
       for (std::size_t i = 0; i < splits[s].predictions.size(); ++i) {
         const auto& p = splits[s].predictions[i];
-        Json line{{"split", splits[s].name}, {"id", data.validation[s].examples[i].id}};
+        Json line{{"split", splits[s].name}, {"id", dataset_->validation[s][i].id}};
         line["gold"] = p.gold ? shown(*p.gold) : Json(nullptr);
-        line["prediction"] = shown(p.predicted);
-        line["scores"] = p.logits;
+        line["prediction"] = p.is_parsable ? shown(p.predicted) : Json(nullptr);
+        if (plan_.task.text_to_text) {
+          line["text"] = p.text;
+        } else {
+          line["scores"] = p.logits;
+        }
         text += line.dump() + "\n";
       }
     }
@@ -422,13 +431,15 @@ Json FinetuneRun::run(const fs::path& folder) {
     return result;
   };
   const auto batch_of = [this, members](std::span<const std::size_t> examples, std::int64_t epoch) {
-    return plan_.task.span_corruption
-               ? text_batch(examples, dataset_->train, fmt::format("span_corruption/train/{}", epoch))
-               : objective_.batch(members(examples));
+    if (plan_.task.span_corruption) {
+      return text_batch(examples, dataset_->train, fmt::format("span_corruption/train/{}", epoch));
+    }
+    return plan_.task.text_to_text ? objective_.text_batch(members(examples)) : objective_.batch(members(examples));
   };
   run.count_units = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch) {
     // Sentences count one each; targets have to be made to be counted.
-    return plan_.task.span_corruption ? batch_of(examples, epoch).num_units : static_cast<double>(examples.size());
+    return plan_.task.is_sequence_to_sequence() ? batch_of(examples, epoch).num_units
+                                                : static_cast<double>(examples.size());
   };
   run.loss_sum = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch,
                                   nn::ForwardContext& context) {

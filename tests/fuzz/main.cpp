@@ -9,8 +9,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <set>
+#include <stdexcept>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,7 +44,7 @@ void write_plainly(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// Messages that differ only in numbers and quoted text are one outcome.
+/// Messages that differ only in numbers and in what they quote are one outcome.
 std::string message_kind(std::string_view message, std::string_view folder) {
   std::string kind;
   for (std::size_t i = 0; i < message.size() && kind.size() < 200; ++i) {
@@ -52,9 +52,13 @@ std::string message_kind(std::string_view message, std::string_view folder) {
       i += folder.size() - 1;
     } else if (message[i] >= '0' && message[i] <= '9') {
       if (!kind.ends_with('#')) kind += '#';
-    } else if (message[i] == '"') {
-      const auto end = message.find('"', i + 1);
-      kind += "\"\"";
+    } else if (message[i] == '"' || message[i] == '\'') {
+      const auto end = message.find(message[i], i + 1);
+      kind += message[i];
+      i = end == std::string_view::npos ? message.size() : end;
+    } else if (message.substr(i).starts_with("got ") || message.substr(i).starts_with(" is ")) {
+      kind += message.substr(i, 4);  // what follows shows a part of the input
+      const auto end = message.find(',', i);
       i = end == std::string_view::npos ? message.size() : end;
     } else if (static_cast<unsigned char>(message[i]) < 0x80) {
       kind += message[i];
@@ -100,9 +104,11 @@ class Fuzzer {
     const auto end = Clock::now() + std::chrono::duration<double>(options_.seconds);
     const auto num_seeds = corpus_.size();
     while (Clock::now() < end) {
-      // The newest inputs are the ones whose surroundings are unknown.
+      // Valid inputs reach farthest; the newest ones are those whose surroundings are unknown.
       const auto recent = std::min<std::size_t>(corpus_.size(), 16);
-      const auto parent = mutator.one_in(2) ? corpus_.size() - 1 - mutator.below(recent) : mutator.below(corpus_.size());
+      const auto parent = mutator.one_in(3)   ? mutator.below(num_seeds)
+                          : mutator.one_in(2) ? corpus_.size() - 1 - mutator.below(recent)
+                                              : mutator.below(corpus_.size());
       auto input = reader_.mutate(mutator, corpus_[parent], corpus_);
       if (try_input(input)) keep(std::move(input));
     }
@@ -207,7 +213,7 @@ Options parse(std::span<char*> arguments) {
       options.reader = argument;
       continue;
     }
-    if (i + 1 == arguments.size()) throw UserError(usage);
+    if (i + 1 == arguments.size()) throw std::runtime_error(usage);
     const std::string value = arguments[++i];
     if (argument == "--seconds") {
       options.seconds = std::strtod(value.c_str(), nullptr);
@@ -218,10 +224,10 @@ Options parse(std::span<char*> arguments) {
     } else if (argument == "--replay") {
       options.replay = value;
     } else {
-      throw UserError(usage);
+      throw std::runtime_error(usage);
     }
   }
-  if (std::ranges::find(readers(), options.reader, &Reader::name) == readers().end()) throw UserError(usage);
+  if (std::ranges::find(readers(), options.reader, &Reader::name) == readers().end()) throw std::runtime_error(usage);
   if (options.corpus.empty()) options.corpus = fs::path("fuzz") / options.reader;
   return options;
 }

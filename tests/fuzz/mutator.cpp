@@ -12,7 +12,7 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 }  // namespace
 
 std::string Mutator::operator()(std::string bytes, std::span<const std::string> others) {
-  for (auto count = std::uint64_t{1} << below(4); count > 0; --count) {
+  for (auto count = one_in(2) ? 1 : 1 + below(6); count > 0; --count) {
     if (bytes.empty()) bytes.push_back(static_cast<char>(below(256)));
     mutate(bytes, others);
   }

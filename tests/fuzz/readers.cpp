@@ -1,6 +1,7 @@
 #include "fuzz/readers.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <array>
@@ -15,6 +16,7 @@
 #include "io/safetensors.h"
 #include "recipes/recipe.h"
 #include "support/sentencepiece_bytes.h"
+#include "tasks/encoded_data.h"
 #include "tasks/files.h"
 #include "tasks/registry.h"
 #include "text/t5_tokenizer.h"
@@ -288,6 +290,49 @@ std::string read_config(const fs::path& file, const std::string&) {
   return fmt::format("read, gated {}, activation {}, tied {}", c.is_gated, static_cast<int>(c.activation), c.tied);
 }
 
+// --- cached data sets ---
+
+const std::vector<tasks::InputFile> kSplits{{"train", "train.tsv"}, {"validation", "dev.tsv"}};
+
+std::vector<std::string> dataset_seeds() {
+  tasks::EncodedData encoded;
+  encoded.data.labels = {"negative", "positive"};
+  encoded.data.metrics = {"accuracy"};
+  encoded.data.warnings = {"a line was skipped"};
+  encoded.train = {{.ids = {3, 4, 1}, .label = 1.0, .target_ids = {5, 1}, .id = "0"}, {.ids = {1}, .label = 0.0, .id = "x7"}};
+  encoded.validation = {{{.ids = {7, 1}, .id = ""}}};
+  const auto file = fs::temp_directory_path() / fmt::format("mergex-fuzz-seed-{}", ::getpid());
+  std::vector<std::string> seeds;
+  for (const bool is_empty : {false, true}) {
+    if (is_empty) encoded.train.clear();
+    tasks::write_encoded_data(file, encoded);
+    seeds.push_back(io::read_file(file));
+  }
+  fs::remove(file);
+  return seeds;
+}
+
+std::string read_dataset(const fs::path& file, const std::string& input) {
+  // Most damage would end at the checksum: half of the inputs, by their last byte, are given the right one.
+  auto repaired = input;
+  if (!input.empty() && input.back() % 2 == 0) {
+    try {
+      const auto opened = io::SafetensorsFile::open(file);
+      if (const auto stated = opened.metadata().find("sha256"); stated != opened.metadata().end()) {
+        const auto at = repaired.find(stated->second);
+        if (at != std::string::npos) repaired.replace(at, stated->second.size(), tasks::encoded_data_checksum(file));
+        write(file, repaired);
+      }
+    } catch (const UserError&) {
+    }
+  }
+  const auto encoded = tasks::read_encoded_data(file, kSplits, 10);
+  std::size_t num_ids = 0;
+  for (const auto& example : encoded.train) num_ids += example.ids.size() + example.target_ids.size() + example.id.size();
+  require(encoded.validation.size() == 1 && encoded.data.validation.size() == 1, "the splits are not those asked for");
+  return fmt::format("read, {} examples, {} ids", magnitude(encoded.train.size()), magnitude(num_ids));
+}
+
 const std::vector<std::string> kJsonTokens{"{", "}", "[", "]", "\"", ":", ",", "null", "true", "false", "\\u0000", "\\ud800",
                                            "\xEF\xBB\xBF", "\xC3", "1e400", "{}", "[]", "\"\"", "//", "\n"};
 
@@ -316,7 +361,11 @@ std::span<const Reader> readers() {
       {"config", "config.json of a T5", config_seeds,
        with_json({"\"num_layers\"", "\"d_model\"", "\"gated-silu\"", "\"gelu_new\"", "\"gated-\"", "\"tie_word_embeddings\"",
                   "\"scale_decoder_outputs\"", "\"dropout_rate\""}),
-       mutate_bytes, read_config}};
+       mutate_bytes, read_config},
+      {"dataset", "encoded data sets in the cache", dataset_seeds,
+       with_json({"\"dtype\"", "\"shape\"", "\"data_offsets\"", "description", "sha256", "train.ids", "train.ids_end",
+                  "validation.0.labels", "\\\"version\\\"", "\\\"labels\\\""}),
+       mutate_safetensors, read_dataset}};
   return kReaders;
 }
 
