@@ -54,9 +54,10 @@ Json text_to_text(const test::TinyProject& project) {
 TEST_CASE("text to text: the model writes its answers, and learns to write the classes' names", "[cli]") {
   const test::TinyProject project;
   auto recipe = text_to_text(project);
-  recipe["training"]["max_steps"] = 60;
-  recipe["training"]["optimizer"]["learning_rate"] = 0.02;
-  recipe["evaluation"] = {{"every", 30}, {"batch_size", 8}};
+  recipe["training"]["max_steps"] = 400;
+  recipe["model"]["dropout"] = 0.0;
+  recipe["training"]["optimizer"]["learning_rate"] = 0.01;
+  recipe["evaluation"] = {{"every", 400}, {"batch_size", 8}};
   project.finetune(recipe, "out");
   const auto results = test::read_json(project / "out/results.json");
   const auto split = results["splits"][0];
@@ -69,7 +70,7 @@ TEST_CASE("text to text: the model writes its answers, and learns to write the c
     CHECK(p["prediction"] == p["text"]);
     CHECK((p["text"] == "negative" || p["text"] == "positive"));
     CHECK_FALSE(p.contains("scores"));
-    right += p["gold"] == p["prediction"] ? 1 : 0;
+    right += !p["gold"].is_null() && p["gold"] == p["prediction"] ? 1 : 0;
   }
   CHECK(predictions.back()["gold"].is_null());
   CHECK(split["accuracy"].get<double>() == Approx(right / 20.0));
@@ -181,6 +182,7 @@ TEST_CASE("the cache follows the data, is not needed, and a dry run writes none"
   // A file where the folder should be: the run goes on without.
   fs::remove_all(project / "cache");
   test::write_text(project / "cache", "in the way");
+  test::write_text(project / "train.tsv", test::tiny_sentences(30, 7));
   const auto without = project.finetune(recipe, "without", {"-v"});
   CHECK_THAT(without.err, Contains("encoded, not kept: "));
 }
