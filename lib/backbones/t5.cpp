@@ -451,6 +451,7 @@ struct T5 : Backbone {
     }
     json["torch_dtype"] = tensor::dtype_name(shared->weight.scalar_type());
     json["dropout_rate"] = c.dropout_rate;
+    json["decoder_start_token_id"] = c.decoder_start_token_id;  // transformers 5 has no default of its own
     if (classification_head) {
       io::Json id2label = io::Json::object(), label2id = io::Json::object();
       for (std::int64_t i = 0; i < options.num_labels; ++i) {
