@@ -44,24 +44,20 @@ void write_plainly(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// Messages that differ only in numbers and in what they quote are one outcome.
+/// What a message says before it quotes from the input: messages that begin alike are one outcome.
 std::string message_kind(std::string_view message, std::string_view folder) {
+  const auto names_file = message.find(folder);
+  if (names_file != std::string_view::npos) message.remove_prefix(names_file + folder.size());
+  if (const auto pointer = message.find('#'); pointer < message.find(": ")) {
+    message.remove_prefix(std::min(message.find(": ", pointer), message.size()));
+  }
   std::string kind;
-  for (std::size_t i = 0; i < message.size() && kind.size() < 200; ++i) {
-    if (message.substr(i).starts_with(folder)) {
-      i += folder.size() - 1;
-    } else if (message[i] >= '0' && message[i] <= '9') {
-      if (!kind.ends_with('#')) kind += '#';
-    } else if (message[i] == '"' || message[i] == '\'') {
-      const auto end = message.find(message[i], i + 1);
+  for (std::size_t i = 0; i < message.size() && message[i] != '"' && message[i] != '\''; ++i) {
+    if (message.substr(i).starts_with("got ") || message.substr(i).starts_with(" is ")) break;
+    if (message[i] < '0' || message[i] > '9') {
       kind += message[i];
-      i = end == std::string_view::npos ? message.size() : end;
-    } else if (message.substr(i).starts_with("got ") || message.substr(i).starts_with(" is ")) {
-      kind += message.substr(i, 4);  // what follows shows a part of the input
-      const auto end = message.find(',', i);
-      i = end == std::string_view::npos ? message.size() : end;
-    } else if (static_cast<unsigned char>(message[i]) < 0x80) {
-      kind += message[i];
+    } else if (!kind.ends_with('#')) {
+      kind += '#';
     }
   }
   return kind;
@@ -90,6 +86,7 @@ class Fuzzer {
       if (!last_was_read_) return fail_run("a seed is refused: " + last_outcome_);
       corpus_.push_back(seed);
     }
+    const auto num_seeds = corpus_.size();
     std::vector<fs::path> kept;
     for (const auto& entry : fs::directory_iterator(corpus_folder_)) kept.push_back(entry.path());
     std::ranges::sort(kept);
@@ -102,7 +99,7 @@ class Fuzzer {
 
     Mutator mutator(options_.seed, reader_.tokens);
     const auto end = Clock::now() + std::chrono::duration<double>(options_.seconds);
-    const auto num_seeds = corpus_.size();
+    const auto num_before = corpus_.size();
     while (Clock::now() < end) {
       // Valid inputs reach farthest; the newest ones are those whose surroundings are unknown.
       const auto recent = std::min<std::size_t>(corpus_.size(), 16);
@@ -115,7 +112,7 @@ class Fuzzer {
     fmt::print("{}: seed {}, {} executions, {} read, {} refused in {} ways; {} inputs to start from, {} kept in {}; "
                "{} finding{}\n",
                reader_.name, options_.seed, num_executions_, num_read_, num_executions_ - num_read_, outcomes_.size(),
-               num_seeds, corpus_.size() - num_seeds, corpus_folder_.string(), num_findings_,
+               num_before, corpus_.size() - num_before, corpus_folder_.string(), num_findings_,
                num_findings_ == 1 ? "" : "s");
     if (num_findings_ > 0) return 1;
     if (num_read_ == 0 || num_read_ == num_executions_) return fail_run("nothing was read, or nothing was refused");
