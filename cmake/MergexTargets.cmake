@@ -6,6 +6,7 @@ target_compile_options(mergex_defaults INTERFACE
   # GCC 12 sees overlapping copies in ("text" + string) that are not there (its bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   $<$<BOOL:${MERGEX_WERROR}>:-Werror>
+  $<$<BOOL:${MERGEX_FUZZ}>:-fsanitize-coverage=trace-pc>
   $<$<BOOL:${MERGEX_SANITIZE}>:-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined>)
 target_link_options(mergex_defaults INTERFACE $<$<BOOL:${MERGEX_SANITIZE}>:-fsanitize=address,undefined>)
 

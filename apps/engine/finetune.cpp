@@ -97,7 +97,7 @@ struct Row {
 };
 
 int dry_run(const std::vector<Row>& rows, const Machine& machine, const fs::path& out, const CommandOptions& options) {
-  DatasetCache datasets;
+  DatasetCache datasets(machine.threads, /*may_write=*/false);
   Json list = Json::array();
   for (const auto& row : rows) {
     const FinetuneRun run(row.plan, datasets.get(row.plan), machine, /*counts_only=*/true);
@@ -122,7 +122,7 @@ int run_single(const Row& row, const Machine& machine, const fs::path& out, cons
   check_folder(out, "recipe.resolved.json", *row.plan.resolved, options);
   auto result = options.overwrite ? std::nullopt : finished(out);
   if (!result) {
-    DatasetCache datasets;
+    DatasetCache datasets(machine.threads, /*may_write=*/true);
     FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
     if (options.overwrite) delete_run(out, run.input_files());
     result = run.run(out);
@@ -158,7 +158,7 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
   Json sweep = Json::object();
   for (const auto& row : rows) sweep[row.recipe.folder] = *row.plan.resolved;
   check_folder(out, "sweep.json", sweep, options);
-  DatasetCache datasets;
+  DatasetCache datasets(machine.threads, /*may_write=*/true);
   const auto inputs = check_rows(rows, datasets, machine, out, options);
   if (options.overwrite) delete_run(out, inputs);
   make_folder(out);

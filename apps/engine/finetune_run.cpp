@@ -131,47 +131,12 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
   plan.task = tasks::read_task(recipe.required_object("task"));
   plan.training = training::TrainingOptions::read(recipe.required_object("training"), recipe.object_or_empty("evaluation"));
   recipe.finish();
-  const bool is_text = plan.task.kind == tasks::Kind::kSpanCorruption;
+  const bool is_text = plan.task.is_sequence_to_sequence();
   if (is_text != (plan.model.head == backbones::Head::kLanguageModel)) {
     fail("{}: got \"{}\", which task \"{}\" cannot train; expected \"{}\"", recipe.where("model") + "/head",
          is_text ? "classification" : "language_model", plan.task.name, is_text ? "language_model" : "classification");
   }
   return plan;
-}
-
-std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
-  const auto key = plan.resolved->at("task").dump() + plan.model.tokenizer.string();
-  if (const auto found = datasets_.find(key); found != datasets_.end()) return found->second;
-  // Where the folder itself is wrong, its own complaint says more than that of the tokenizer in it.
-  if (plan.model.checkpoint) io::CheckpointFolder{*plan.model.checkpoint};
-  auto dataset = std::make_shared<Dataset>();
-  dataset->tokenizer = std::make_shared<text::T5Tokenizer>(text::T5Tokenizer::load(plan.model.tokenizer));
-  dataset->data = plan.task.load({});
-  const auto encode = [&](const tasks::Split& split) {
-    if (plan.task.span_corruption) {
-      const auto lengths = tasks::span_lengths(plan.task.max_length, *plan.task.span_corruption);
-      if (lengths.spans > text::T5Tokenizer::kNumSentinels) {
-        fail("{}/max_length: got {}, which has {} masked spans, but the tokenizer has {} sentinels; lower it, or raise "
-             "mean_span_length",
-             plan.task_origin, plan.task.max_length, lengths.spans, text::T5Tokenizer::kNumSentinels);
-      }
-      return tasks::encode_pieces(split, *dataset->tokenizer, lengths.text);
-    }
-    return tasks::encode(split, *dataset->tokenizer, plan.task.max_length);
-  };
-  log::debug("encoding {}", plan.task.name);
-  if (dataset->data.validation.empty()) {
-    fail("{}/files: names no validation file; add it, the best checkpoint is chosen on it", plan.task_origin);
-  }
-  const auto encode_some = [&](const tasks::Split& split) {
-    auto encoded = encode(split);
-    if (encoded.empty()) fail("{}: holds no text of two tokens or more; give another file", split.file.string());
-    return encoded;
-  };
-  dataset->train = encode_some(dataset->data.train);
-  for (const auto& split : dataset->data.validation) dataset->validation.push_back(encode_some(split));
-  datasets_.emplace(key, dataset);
-  return dataset;
 }
 
 void make_folder(const fs::path& folder) {
@@ -218,7 +183,8 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
   if (plan_.model.checkpoint) {
     folder.emplace(*plan_.model.checkpoint);
     weight_files_ = folder->files();
-    if (plan_.task.kind == tasks::Kind::kClassification && !plan_.model.new_head) {
+    if (plan_.model.head == backbones::Head::kClassification && plan_.task.kind == tasks::Kind::kClassification &&
+        !plan_.model.new_head) {
       head_outputs = head_order(*folder, data.labels);
     }
   }
@@ -327,6 +293,10 @@ std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
             for (auto at = begin; at < end; ++at) members.push_back(at);
             return text_batch(members, examples, "span_corruption/" + name);
           }));
+    } else if (plan_.task.text_to_text) {
+      results.push_back(evaluation::evaluate_generated(*model_.backbone, objective_, plan_.task.kind, name, examples,
+                                                       data.metrics, data.labels, plan_.training.evaluation_batch_size,
+                                                       *dataset_->tokenizer));
     } else {
       results.push_back(evaluation::evaluate_split(*model_.backbone, objective_, plan_.task.kind, name, examples,
                                                    data.metrics, data.labels, plan_.training.evaluation_batch_size));
@@ -352,10 +322,14 @@ void FinetuneRun::write_predictions(const fs::path& folder, const std::vector<ev
     for (std::size_t s = 0; s < splits.size(); ++s) {
       for (std::size_t i = 0; i < splits[s].predictions.size(); ++i) {
         const auto& p = splits[s].predictions[i];
-        Json line{{"split", splits[s].name}, {"id", data.validation[s].examples[i].id}};
+        Json line{{"split", splits[s].name}, {"id", dataset_->validation[s][i].id}};
         line["gold"] = p.gold ? shown(*p.gold) : Json(nullptr);
-        line["prediction"] = shown(p.predicted);
-        line["scores"] = p.logits;
+        line["prediction"] = p.is_parsable ? shown(p.predicted) : Json(nullptr);
+        if (plan_.task.text_to_text) {
+          line["text"] = p.text;
+        } else {
+          line["scores"] = p.logits;
+        }
         text += line.dump() + "\n";
       }
     }
@@ -457,13 +431,15 @@ Json FinetuneRun::run(const fs::path& folder) {
     return result;
   };
   const auto batch_of = [this, members](std::span<const std::size_t> examples, std::int64_t epoch) {
-    return plan_.task.span_corruption
-               ? text_batch(examples, dataset_->train, fmt::format("span_corruption/train/{}", epoch))
-               : objective_.batch(members(examples));
+    if (plan_.task.span_corruption) {
+      return text_batch(examples, dataset_->train, fmt::format("span_corruption/train/{}", epoch));
+    }
+    return plan_.task.text_to_text ? objective_.text_batch(members(examples)) : objective_.batch(members(examples));
   };
   run.count_units = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch) {
     // Sentences count one each; targets have to be made to be counted.
-    return plan_.task.span_corruption ? batch_of(examples, epoch).num_units : static_cast<double>(examples.size());
+    return plan_.task.is_sequence_to_sequence() ? batch_of(examples, epoch).num_units
+                                                : static_cast<double>(examples.size());
   };
   run.loss_sum = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch,
                                   nn::ForwardContext& context) {

@@ -1,19 +1,18 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dataset.h"
 #include "evaluation/evaluate.h"
 #include "io/json_object.h"
 #include "model_files.h"
 #include "recipes/recipe.h"
 #include "routing/method.h"
 #include "tasks/registry.h"
-#include "text/t5_tokenizer.h"
 #include "training/trainer.h"
 
 namespace mergex::engine {
@@ -45,23 +44,6 @@ struct FinetunePlan {
   std::shared_ptr<io::Json> resolved;  ///< the recipe as it will run, with defaults and absolute paths
 
   static FinetunePlan read(const recipes::SweepRow& row);
-};
-
-/// Examples as the model reads them; rows of a sweep that share task and tokenizer share one of these.
-struct Dataset {
-  tasks::Data data;
-  std::vector<tasks::Encoded> train;
-  std::vector<std::vector<tasks::Encoded>> validation;  ///< as data.validation
-  std::shared_ptr<text::T5Tokenizer> tokenizer;
-};
-
-/// Reads and encodes once per distinct (task, tokenizer).
-class DatasetCache {
- public:
-  std::shared_ptr<const Dataset> get(const FinetunePlan& plan);
-
- private:
-  std::map<std::string, std::shared_ptr<const Dataset>> datasets_;
 };
 
 struct Machine {

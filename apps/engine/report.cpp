@@ -86,7 +86,8 @@ void Report::build_table() {
     for (const auto& split : result.at("splits")) {
       split_names.insert(split.at("split").get<std::string>());
       for (const auto& [key, value] : split.items()) {
-        const bool is_metric = key != "split" && key != "n" && !key.starts_with("majority") && key != "collapsed";
+        const bool is_metric = key != "split" && key != "n" && !key.starts_with("majority") && key != "collapsed" &&
+                               key != "unparsable";
         const Shown column{split.at("split"), key};
         if (is_metric && (key != "loss" || result.at("selected_by") == "loss") &&
             std::ranges::find(shown, column) == shown.end()) {
@@ -161,6 +162,13 @@ void Report::build_notes() {
     const auto split_name = split.at("split").get<std::string>();
     for (const auto& result : group.results) {
       for (const auto& each : result.at("splits")) {
+        if (const auto unparsable = each.value("unparsable", 0); unparsable > 0) {
+          notes_.push_back(fmt::format("{} (seed {}) on {}: {} of {} generated answers name no {}.", group.label,
+                                       result.at("seed").get<std::int64_t>(), each.at("split").get<std::string>(),
+                                       unparsable, each.at("n").get<std::int64_t>(),
+                                       each.contains("pearson") ? "number, and are scored as -1"
+                                                                : "class, and are wrong"));
+        }
         const auto collapsed = each.find("collapsed");
         if (collapsed == each.end()) continue;
         notes_.push_back(fmt::format("{} (seed {}) on {}: {}", group.label, result.at("seed").get<std::int64_t>(),

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/one_line.h"
+
 namespace mergex {
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -47,14 +49,14 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates) {
   const auto best = nearest(word, candidates);
-  return best.empty() ? "" : fmt::format("; did you mean \"{}\"?", best);
+  return best.empty() ? "" : fmt::format("; did you mean \"{}\"?", one_line(best));
 }
 
 std::string quoted_list(std::span<const std::string> names) {
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
-    text += fmt::format("\"{}\"", names[i]);
+    text += fmt::format("\"{}\"", one_line(names[i]));
   }
   return text;
 }

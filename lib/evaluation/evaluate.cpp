@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "statistics/registry.h"
+#include "tasks/text_to_text.h"
 
 namespace mergex::evaluation {
 
@@ -33,6 +34,7 @@ void check_finite(const SplitResult& result) {
 io::Json SplitResult::to_json() const {
   io::Json json{{"split", name}, {"n", num_scored}, {"loss", loss}};
   for (const auto& score : scores) json[score.metric] = score.defined ? io::Json(score.value) : io::Json(nullptr);
+  if (unparsable) json["unparsable"] = *unparsable;
   if (collapsed) json["collapsed"] = *collapsed;
   return json;
 }
@@ -94,6 +96,73 @@ SplitResult evaluate_split(backbones::Backbone& model, const Objective& objectiv
   result.collapsed = kind == tasks::Kind::kRegression
                          ? statistics::collapse(all_scores)
                          : statistics::collapse(std::span<const int>(all_classes), labels);
+  return result;
+}
+
+SplitResult evaluate_generated(backbones::Backbone& model, const Objective& objective, tasks::Kind kind,
+                               const std::string& name, const std::vector<tasks::Encoded>& examples,
+                               const std::vector<std::string>& metrics, const std::vector<std::string>& labels,
+                               std::int64_t batch_size, const text::T5Tokenizer& tokenizer) {
+  const torch::NoGradGuard no_grad;
+  std::size_t max_new_tokens = 0;
+  for (const auto& target : tasks::possible_targets(labels)) {
+    max_new_tokens = std::max(max_new_tokens, tokenizer.encode(target).size() + 1);  // and the end token
+  }
+  SplitResult result{.name = name, .unparsable = 0};
+  double loss_sum = 0.0, num_tokens = 0.0;
+  for (std::size_t at = 0; at < examples.size(); at += static_cast<std::size_t>(batch_size)) {
+    throw_if_interrupted();
+    std::vector<const tasks::Encoded*> members;
+    for (std::size_t i = at; i < std::min(examples.size(), at + static_cast<std::size_t>(batch_size)); ++i) {
+      members.push_back(&examples[i]);
+    }
+    const auto batch = objective.text_batch(members);
+    if (batch.num_units > 0) {
+      nn::ForwardContext context;
+      loss_sum += objective.loss_sum(batch, model.forward(batch.inputs, context)).item<double>();
+      num_tokens += batch.num_units;
+    }
+    nn::ForwardContext context;
+    const auto ids_BU = model
+                            .generate(batch.inputs.input_ids_BT, batch.inputs.attention_mask_BT,
+                                      static_cast<std::int64_t>(max_new_tokens), tokenizer.eos_id(), context)
+                            .to(at::kCPU, at::kInt)
+                            .contiguous();
+    const auto* row = ids_BU.const_data_ptr<std::int32_t>();
+    for (const auto* example : members) {
+      Prediction p{.gold = example->label};
+      p.text = tokenizer.decode({row, static_cast<std::size_t>(ids_BU.size(1))}, /*skip_special=*/true);
+      row += ids_BU.size(1);
+      const auto parsed = tasks::parse_target(p.text, labels);
+      p.is_parsable = parsed.has_value();
+      p.predicted = parsed.value_or(-1.0);
+      if (p.gold && !p.is_parsable) ++*result.unparsable;
+      result.predictions.push_back(std::move(p));
+    }
+  }
+  std::vector<double> gold, predicted, all;
+  for (const auto& p : result.predictions) {
+    all.push_back(p.predicted);
+    if (!p.gold) continue;
+    gold.push_back(*p.gold);
+    predicted.push_back(p.predicted);
+  }
+  const std::vector<int> gold_classes(gold.begin(), gold.end()), predicted_classes(predicted.begin(), predicted.end()),
+      all_classes(all.begin(), all.end());
+  const bool is_regression = kind == tasks::Kind::kRegression;
+  result.num_scored = std::ssize(gold);
+  if (result.num_scored > 0) {
+    result.loss = loss_sum / num_tokens;
+    check_finite(result);
+    for (const auto& metric : metrics) {
+      const auto& entry = statistics::find_metric(metric == "f1" ? "f1_with_invalid" : metric);
+      result.scores.push_back(is_regression ? statistics::score(entry, gold, predicted)
+                                            : statistics::score(entry, gold_classes, predicted_classes));
+      result.scores.back().metric = metric;
+    }
+  }
+  result.collapsed = is_regression ? statistics::collapse(all)
+                                   : statistics::collapse(std::span<const int>(all_classes), labels);
   return result;
 }
 

@@ -69,10 +69,19 @@ Batch Objective::batch(const std::vector<std::vector<std::int32_t>>& inputs,
   return result;
 }
 
+Batch Objective::text_batch(std::span<const tasks::Encoded* const> examples) const {
+  std::vector<std::vector<std::int32_t>> inputs, targets;
+  for (const auto* example : examples) {
+    inputs.push_back(example->ids);
+    targets.push_back(example->target_ids);
+  }
+  return batch(inputs, targets);
+}
+
 Tensor Objective::loss_sum(const Batch& batch, const Tensor& logits) const {
   const auto reduction = torch::Reduction::Sum;
   auto wide = widened(logits);
-  if (kind_ == tasks::Kind::kSpanCorruption) {
+  if (batch.inputs.labels_BU.defined()) {
     return at::cross_entropy_loss(wide.flatten(0, 1), batch.inputs.labels_BU.flatten(), {}, reduction, -100);
   }
   if (batch.labelled_B.defined()) wide = wide.index({batch.labelled_B});

@@ -23,7 +23,9 @@ class Objective {
 
   /// Classification and regression: right padding to the longest example of the batch.
   Batch batch(std::span<const tasks::Encoded* const> examples) const;
-  /// Text to text: input ids and target ids of each example.
+  /// Text to text: the examples' ids and target ids.
+  Batch text_batch(std::span<const tasks::Encoded* const> examples) const;
+  /// Text to text: input ids and target ids of each example; one without target ids is not scored.
   Batch batch(const std::vector<std::vector<std::int32_t>>& inputs,
               const std::vector<std::vector<std::int32_t>>& targets) const;
 

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/one_line.h"
 
 namespace mergex::io {
 namespace {
@@ -29,10 +30,10 @@ struct Descriptor {
 
 std::string read_file(const std::filesystem::path& path) {
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) fail("{}: is a folder, expected a file", path.string());
+  if (std::filesystem::is_directory(path, ignored)) fail("{}: is a folder, expected a file", one_line(path.string()));
   std::ifstream in(path, std::ios::binary);
   if (!in) {
-    fail("{}: {}", path.string(),
+    fail("{}: {}", one_line(path.string()),
          std::filesystem::exists(path, ignored) ? "cannot be read (permissions?)" : "no such file");
   }
   std::ostringstream content;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "io/atomic_file.h"
 
 namespace mergex::io {
@@ -35,7 +36,8 @@ class StrictReader : public nlohmann::json_sax<Json> {
   bool key(string_t& name) override {
     // Looked up in a set of its own: an ordered object finds keys one by one, which a file with 100,000 keys
     // would turn into minutes.
-    if (!keys_.back().insert(name).second) fail("{}#{}/{}: key given twice; keep one", origin_, pointer(), name);
+    if (!keys_.back().insert(name).second) fail("{}#{}/{}: key given twice; keep one", origin_, one_line(pointer()),
+                                                 one_line(name));
     keys_in_order_.back() = name;
     return true;
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/suggest.h"
 
 namespace mergex::io {
@@ -78,7 +79,7 @@ std::string JsonObject::where(std::string_view key) const {
   const auto& file = state_->document->origin(pointer);
   if (pointer.empty()) return file;
   // The origin may itself be a place in a file: "recipe.json#/model/config".
-  return fmt::format("{}{}{}", file, file.find('#') == std::string::npos ? "#" : "", pointer);
+  return fmt::format("{}{}{}", file, file.find('#') == std::string::npos ? "#" : "", one_line(pointer));
 }
 
 const Json* JsonObject::claim(std::string_view key) {
@@ -291,7 +292,7 @@ std::optional<Json> JsonObject::any(std::string_view key) {
 void JsonObject::finish() {
   for (const auto& [key, value] : state_->value->items()) {
     if (state_->claimed.contains(key)) continue;
-    fail("{}: unknown key \"{}\"{}", where(), key, did_you_mean(key, state_->known));
+    fail("{}: unknown key \"{}\"{}", where(), one_line(key), did_you_mean(key, state_->known));
   }
 }
 

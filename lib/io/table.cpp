@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/utf8.h"
 #include "core/suggest.h"
 #include "io/json.h"
@@ -15,7 +16,7 @@ std::string column_count(std::size_t count) { return fmt::format("{} column{}", 
 
 std::string listed(const std::vector<std::string>& names) {
   if (names.empty()) return "none";
-  return fmt::format("\"{}\"", fmt::join(names, "\", \""));
+  return fmt::format("\"{}\"", one_line(fmt::format("{}", fmt::join(names, "\", \""))));
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ void Table::resolve_columns() {
       const auto found = std::ranges::find(header_, name);
       if (found == header_.end()) continue;
       if (std::find(found + 1, header_.end(), name) != header_.end()) {
-        fail("{}:1: two columns are called \"{}\"; rename one", lines_.name(), name);
+        fail("{}:1: two columns are called \"{}\"; rename one", lines_.name(), one_line(name));
       }
       position = static_cast<std::size_t>(found - header_.begin());
       break;

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/one_line.h"
+#include "core/utf8.h"
 
 namespace mergex::recipes {
 namespace fs = std::filesystem;
@@ -58,8 +60,9 @@ void read_with_bases(const fs::path& file, std::vector<fs::path>& open, io::Json
 
 void apply_set(io::JsonDocument& document, const std::string& assignment, const std::string& origin) {
   const auto equals = assignment.find('=');
+  if (!is_valid_utf8(assignment)) fail("{}: got {}, which is not valid UTF-8", origin, io::shown(assignment));
   if (equals == std::string::npos || !assignment.starts_with('/')) {
-    fail("{}: got \"{}\", expected /pointer=value, for example /training/batch_size=8", origin, assignment);
+    fail("{}: got {}, expected /pointer=value, for example /training/batch_size=8", origin, io::shown(assignment));
   }
   const auto pointer = assignment.substr(0, equals);
   const auto text = assignment.substr(equals + 1);
@@ -74,7 +77,7 @@ void apply_set(io::JsonDocument& document, const std::string& assignment, const 
   try {
     place = Json::json_pointer(pointer);
   } catch (const Json::exception&) {
-    fail("{}: \"{}\" is no JSON pointer", origin, pointer);
+    fail("{}: {} is no JSON pointer", origin, io::shown(pointer));
   }
   std::vector<std::string> keys;
   for (; !place.empty(); place.pop_back()) keys.push_back(place.back());
@@ -118,9 +121,9 @@ std::vector<Choice> choices_of(const Json& axis, const std::string& where) {
   } else if (axis.is_object()) {
     for (const auto& [label, value] : axis.items()) choices.push_back({label, value});
   } else {
-    fail("{}: got {}, expected an array of values or an object of label: value", where, io::shown(axis));
+    fail("{}: got {}, expected an array of values or an object of label: value", one_line(where), io::shown(axis));
   }
-  if (choices.empty()) fail("{}: is empty; give at least one value", where);
+  if (choices.empty()) fail("{}: is empty; give at least one value", one_line(where));
   return choices;
 }
 
@@ -166,7 +169,7 @@ std::vector<SweepRow> expand_sweep(const Recipe& recipe) {
     // An axis may come from another file (or the command line) than the sweep that it joins.
     const auto& origin = base->origin("/sweep/" + io::escape_pointer(pointer));
     const auto place = fmt::format("{}#/sweep/{}", origin, io::escape_pointer(pointer));
-    if (!pointer.starts_with('/')) fail("{}: expected a JSON pointer such as /seed", place);
+    if (!pointer.starts_with('/')) fail("{}: expected a JSON pointer such as /seed", one_line(place));
     std::vector<SweepRow> longer;
     for (const auto& row : rows) {
       for (const auto& [label, value] : choices_of(axis, place)) {

@@ -13,33 +13,28 @@
 
 namespace mergex::tasks {
 
-/// A file that a split is read from; plain or ".gz" is found either way.
-struct Source {
-  enum class Absent { kError, kWarn, kIgnore };
-  std::string split;
-  std::filesystem::path path;
-  Absent if_absent = Absent::kError;
-};
-
-/// Where the splits of a task lie.
-struct Files {
-  std::optional<Source> train;
-  std::vector<Source> validation;
-  std::optional<Source> test;
-  std::string where;  ///< the section, for messages: "recipe.json#/task"
+/// How many examples of a split are used; absent: all.
+struct MaxExamples {
+  std::optional<std::int64_t> train, validation;
 };
 
 /// Options that all tasks share.
 struct Reading {
   Files files;
+  MaxExamples max_examples;
   std::int64_t max_length = 0;
   bool skip_bad_lines = false;
 };
 
-/// Reads `files` {train, validation (one or several), test}, `max_length` and `on_bad_line`. The validation files
+/// Reads `files` {train, validation (one or several), test}, `max_length`, `max_examples` {train, validation} and
+/// `on_bad_line`. The validation files
 /// are called "validation", "validation_2" ..., or as `validation_names` says as far as it goes.
 Reading read_reading_options(io::JsonObject& section, std::int64_t default_max_length,
                              const std::vector<std::string>& validation_names = {});
+
+/// The files that are there, in the order in which `load_files` reads them.
+/// @throws UserError naming one that must be there and is not
+std::vector<InputFile> input_files(const Files& files, const Wanted& wanted);
 
 /// The file of a source that must be there, plain or ".gz".
 std::filesystem::path required_file(const Source& source);
@@ -51,8 +46,10 @@ struct FileContent {
   std::string first_problem;  ///< message of the first line that was skipped
 };
 
-/// Reads what is wanted with `read`, and sees to it that what is trained or scored has labels where it needs them.
-Data load_files(const Files& files, const Wanted& wanted, bool labels_needed,
+/// Reads what is wanted with `read`, and sees to it that what is trained or scored has labels where it needs them. Of
+/// a split with more examples than `max_examples` a subset is kept that is the same for every seed, in the order of the
+/// file; a smaller subset lies in every larger one. Examples without a label are not in it where labels are needed.
+Data load_files(const Reading& reading, const Wanted& wanted, bool labels_needed,
                 const std::function<FileContent(const std::filesystem::path&)>& read);
 
 /// The columns of a table of examples.

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "tasks/files.h"
+#include "tasks/text_to_text.h"
 
 namespace mergex::tasks {
 namespace fs = std::filesystem;
@@ -11,6 +12,8 @@ using Names = std::vector<std::string>;
 
 /// What differs between the tasks.
 struct Layout {
+  std::string name;  ///< T5's, in front of its inputs
+  Names keys;        ///< T5's, of the text and the second text
   Names labels = {};  ///< in the order of the class numbers; empty for regression
   Names metrics;
   std::string primary_metric;
@@ -45,6 +48,8 @@ void add_archive_files(const fs::path& folder, const Layout& layout, Files& file
 }
 
 Task configure(io::JsonObject& section, Layout layout) {
+  static const Names kFormats{"plain", "text_to_text"};
+  const bool text_to_text = section.choice("format", kFormats, 0) == 1;
   const auto data_dir = section.path("data_dir");
   auto reading = read_reading_options(section, 128, layout.validation_names);
   if (data_dir) {
@@ -59,17 +64,23 @@ Task configure(io::JsonObject& section, Layout layout) {
             .labels = layout.labels,
             .metrics = layout.metrics,
             .primary_metric = layout.primary_metric,
-            .max_length = reading.max_length};
-  task.load = [reading, layout, regression](const Wanted& wanted) {
+            .max_length = reading.max_length,
+            .text_to_text = text_to_text,
+            .files = reading.files};
+  task.load = [=](const Wanted& wanted) {
     Columns columns{.text = {layout.text}, .label = {layout.label, false}, .id = {{"index", "id", "idx"}, false}};
     if (!layout.text_pair.empty()) columns.text_pair = io::TableColumn{layout.text_pair};
     const auto read_label = [&](std::string_view cell) {
       if (regression) return score_label(cell, {.at_least = 0.0, .at_most = 5.0}, -1.0);
       return class_label(cell, layout.labels, layout.no_label);
     };
-    auto data = load_files(reading.files, wanted, true, [&](const fs::path& file) {
-      return read_examples(file, columns, read_label, reading.skip_bad_lines,
-                           has_header(file, layout) ? Names{} : layout.headerless);
+    auto data = load_files(reading, wanted, true, [&](const fs::path& file) {
+      auto content = read_examples(file, columns, read_label, reading.skip_bad_lines,
+                                   has_header(file, layout) ? Names{} : layout.headerless);
+      if (text_to_text) {
+        for (auto& example : content.examples) make_text_to_text(example, layout.name, layout.keys, layout.labels);
+      }
+      return content;
     });
     data.labels = layout.labels;
     data.metrics = layout.metrics;
@@ -85,7 +96,9 @@ constinit const TaskEntry kGlueCola{
     .summary = "is a sentence grammatical? 8,551 training sentences, Matthews correlation",
     .source = "Warstadt et al. 2019, arXiv:1805.12471, in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"unacceptable", "acceptable"},
+      return configure(section, {.name = "cola",
+                                 .keys = {"sentence"},
+                                 .labels = {"unacceptable", "acceptable"},
                                  .metrics = {"matthews", "accuracy"},
                                  .primary_metric = "matthews",
                                  .text = {"sentence"},
@@ -98,7 +111,9 @@ constinit const TaskEntry kGlueSst2{
     .summary = "sentiment of a phrase or sentence from film reviews, 67,349 to train on, accuracy",
     .source = "Socher et al. 2013 (EMNLP), in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"negative", "positive"},
+      return configure(section, {.name = "sst2",
+                                 .keys = {"sentence"},
+                                 .labels = {"negative", "positive"},
                                  .metrics = {"accuracy"},
                                  .primary_metric = "accuracy",
                                  .text = {"sentence"},
@@ -110,7 +125,9 @@ constinit const TaskEntry kGlueMrpc{
     .summary = "are two sentences from the news paraphrases? 3,668 training pairs, F1 and accuracy",
     .source = "Dolan and Brockett 2005 (IWP), in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"not_equivalent", "equivalent"},
+      return configure(section, {.name = "mrpc",
+                                 .keys = {"sentence1", "sentence2"},
+                                 .labels = {"not_equivalent", "equivalent"},
                                  .metrics = {"accuracy", "f1"},
                                  .primary_metric = "f1",
                                  .text = {"#1 String", "sentence1"},
@@ -123,7 +140,9 @@ constinit const TaskEntry kGlueStsb{
     .summary = "how similar are two sentences, 0 to 5? 5,749 training pairs, Pearson and Spearman correlation",
     .source = "Cer et al. 2017, arXiv:1708.00055, in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.metrics = {"pearson", "spearman"},
+      return configure(section, {.name = "stsb",
+                                 .keys = {"sentence1", "sentence2"},
+                                 .metrics = {"pearson", "spearman"},
                                  .primary_metric = "spearman",
                                  .text = {"sentence1"},
                                  .text_pair = {"sentence2"},
@@ -135,7 +154,9 @@ constinit const TaskEntry kGlueQqp{
     .summary = "do two questions from Quora ask the same? 363,846 training pairs, F1 and accuracy",
     .source = "Quora 2017, in GLUE: Wang et al. 2019, arXiv:1804.07461, gluebenchmark.com",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"not_duplicate", "duplicate"},
+      return configure(section, {.name = "qqp",
+                                 .keys = {"question1", "question2"},
+                                 .labels = {"not_duplicate", "duplicate"},
                                  .metrics = {"accuracy", "f1"},
                                  .primary_metric = "f1",
                                  .text = {"question1"},
@@ -148,7 +169,9 @@ constinit const TaskEntry kGlueMnli{
     .summary = "does a premise entail a hypothesis? 392,702 training pairs, accuracy on matched and mismatched genres",
     .source = "Williams et al. 2018, arXiv:1704.05426, in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"entailment", "neutral", "contradiction"},
+      return configure(section, {.name = "mnli",
+                                 .keys = {"premise", "hypothesis"},
+                                 .labels = {"entailment", "neutral", "contradiction"},
                                  .metrics = {"accuracy"},
                                  .primary_metric = "accuracy",
                                  .text = {"sentence1", "premise"},
@@ -165,7 +188,9 @@ constinit const TaskEntry kGlueQnli{
     .summary = "does a sentence answer a question? 104,743 training pairs from SQuAD, accuracy",
     .source = "Rajpurkar et al. 2016, arXiv:1606.05250, recast in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"entailment", "not_entailment"},
+      return configure(section, {.name = "qnli",
+                                 .keys = {"question", "sentence"},
+                                 .labels = {"entailment", "not_entailment"},
                                  .metrics = {"accuracy"},
                                  .primary_metric = "accuracy",
                                  .text = {"question"},
@@ -178,7 +203,9 @@ constinit const TaskEntry kGlueRte{
     .summary = "does a text from news or Wikipedia entail a hypothesis? 2,490 training pairs, accuracy",
     .source = "Dagan et al. 2006 and the later RTE challenges, in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"entailment", "not_entailment"},
+      return configure(section, {.name = "rte",
+                                 .keys = {"sentence1", "sentence2"},
+                                 .labels = {"entailment", "not_entailment"},
                                  .metrics = {"accuracy"},
                                  .primary_metric = "accuracy",
                                  .text = {"sentence1"},
@@ -191,7 +218,9 @@ constinit const TaskEntry kGlueWnli{
     .summary = "what does a pronoun refer to, as entailment? 635 training pairs, accuracy",
     .source = "Levesque et al. 2012 (KR), recast in GLUE",
     .configure = [](io::JsonObject& section) {
-      return configure(section, {.labels = {"not_entailment", "entailment"},
+      return configure(section, {.name = "wnli",
+                                 .keys = {"sentence1", "sentence2"},
+                                 .labels = {"not_entailment", "entailment"},
                                  .metrics = {"accuracy"},
                                  .primary_metric = "accuracy",
                                  .text = {"sentence1"},

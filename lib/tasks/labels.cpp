@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/suggest.h"
 
 namespace mergex::tasks {
@@ -25,7 +26,7 @@ std::string shown_cell(std::string_view cell) {
   // Cut between characters: the message must stay valid UTF-8.
   std::size_t length = std::min<std::size_t>(cell.size(), 60);
   while (length < cell.size() && length > 0 && (static_cast<unsigned char>(cell[length]) & 0xC0) == 0x80) --length;
-  return fmt::format("\"{}{}\"", cell.substr(0, length), length < cell.size() ? "..." : "");
+  return fmt::format("\"{}{}\"", one_line(cell.substr(0, length)), length < cell.size() ? "..." : "");
 }
 
 std::string normalised(std::string_view name) {

@@ -29,6 +29,7 @@ Task read_task(io::JsonObject section) {
     section.fail_value("name", fmt::format("no such task{} (mergex finetune --list)", did_you_mean(name, names)));
   }
   auto task = (*found)->configure(section);
+  section.optional("cache", task.cache);
   task.name = name;
   section.finish();
   return task;

@@ -56,8 +56,9 @@ Task configure(io::JsonObject& section) {
           .primary_metric = "loss",
           .max_length = reading.max_length,
           .span_corruption = options,
+          .files = reading.files,
           .load = [reading, column](const Wanted& wanted) {
-            auto data = load_files(reading.files, wanted, false,
+            auto data = load_files(reading, wanted, false,
                                    [&](const fs::path& file) {
                                      return read_documents(file, column, reading.skip_bad_lines);
                                    });

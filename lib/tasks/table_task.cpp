@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/suggest.h"
 #include "tasks/files.h"
 
@@ -35,7 +36,7 @@ void check_endings(const Files& files) {
   const auto check = [&](const Source& source) {
     if (io::table_format(source.path)) return;
     fail("{}: got \"{}\", expected a file that ends in .tsv, .csv or .jsonl, each also with .gz behind it", files.where,
-         source.path.string());
+         one_line(source.path.string()));
   };
   if (files.train) check(*files.train);
   for (const auto& source : files.validation) check(source);
@@ -97,6 +98,7 @@ Task configure_classification(io::JsonObject& section) {
   const auto columns = read_columns(section);
   const auto reading = read_files(section);
   task.max_length = reading.max_length;
+  task.files = reading.files;
   if (section.has("labels")) {
     task.labels = section.required<Names>("labels");
     const std::set<std::string> distinct(task.labels.begin(), task.labels.end());
@@ -129,7 +131,7 @@ Task configure_classification(io::JsonObject& section) {
       }
     }
     const auto metrics = metrics_for(names.size(), given, primary, where);
-    auto data = load_files(reading.files, wanted, true, [&](const fs::path& file) {
+    auto data = load_files(reading, wanted, true, [&](const fs::path& file) {
       return read_examples(
           file, columns, [&](std::string_view cell) { return class_label(cell, names); }, reading.skip_bad_lines);
     });
@@ -145,11 +147,12 @@ Task configure_regression(io::JsonObject& section) {
   const auto columns = read_columns(section);
   const auto reading = read_files(section);
   task.max_length = reading.max_length;
+  task.files = reading.files;
   read_metrics(section, kRegressionMetrics, task);
   if (task.metrics.empty()) task.metrics = kRegressionMetrics;
   if (task.primary_metric.empty()) task.primary_metric = task.metrics.back();
   task.load = [=, metrics = task.metrics](const Wanted& wanted) {
-    auto data = load_files(reading.files, wanted, true, [&](const fs::path& file) {
+    auto data = load_files(reading, wanted, true, [&](const fs::path& file) {
       return read_examples(
           file, columns, [](std::string_view cell) { return score_label(cell); }, reading.skip_bad_lines);
     });

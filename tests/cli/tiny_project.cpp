@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "core/random.h"
 #include "io/atomic_file.h"
@@ -49,6 +50,7 @@ std::string tiny_sentences(std::size_t count, std::uint64_t seed) {
 }
 
 TinyProject::TinyProject() {
+  ::setenv("MERGEX_CACHE_DIR", (folder_ / "cache").c_str(), 1);  // not the user's own
   write_text(folder_ / "train.tsv", tiny_sentences(40, 1));
   write_text(folder_ / "validation.tsv", tiny_sentences(20, 2));
 }

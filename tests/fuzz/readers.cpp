@@ -1,0 +1,372 @@
+#include "fuzz/readers.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <fstream>
+
+#include "backbones/t5_config.h"
+#include "core/error.h"
+#include "io/atomic_file.h"
+#include "io/checkpoint_folder.h"
+#include "io/safetensors.h"
+#include "recipes/recipe.h"
+#include "support/sentencepiece_bytes.h"
+#include "tasks/encoded_data.h"
+#include "tasks/files.h"
+#include "tasks/registry.h"
+#include "text/t5_tokenizer.h"
+
+namespace mergex::fuzz {
+namespace {
+namespace fs = std::filesystem;
+using Inputs = std::span<const std::string>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::logic_error(what);
+}
+
+void write(const fs::path& path, std::string_view bytes) {
+  fs::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// How many there are, roughly: inputs that differ in it are kept.
+auto magnitude(std::size_t count) { return std::bit_width(count); }
+
+std::string mutate_bytes(Mutator& mutator, const std::string& input, Inputs others) { return mutator(input, others); }
+
+// --- safetensors ---
+
+std::string safetensors_bytes(const std::string& header, std::string_view data) {
+  std::string length(8, '\0');
+  const std::uint64_t size = header.size();
+  std::memcpy(length.data(), &size, sizeof size);
+  return length.append(header).append(data);
+}
+
+std::vector<std::string> safetensors_seeds() {
+  const auto with = [](const char* header, std::size_t num_bytes) {
+    return safetensors_bytes(header, std::string(num_bytes, '\1'));
+  };
+  return {with(R"({"__metadata__":{"format":"pt"},"a.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+               R"("b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},"c":{"dtype":"I64","shape":[0,4],)"
+               R"("data_offsets":[26,26]},"d":{"dtype":"U8","shape":[5],"data_offsets":[26,31]}})",
+               31),
+          with("{}", 0), with(R"({"x":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}   )", 8)};
+}
+
+/// Half of the time the header alone, its length corrected.
+std::string mutate_safetensors(Mutator& mutator, const std::string& input, Inputs others) {
+  std::uint64_t size = 0;
+  if (mutator.one_in(2) || input.size() < sizeof size) return mutator(input, others);
+  std::memcpy(&size, input.data(), sizeof size);
+  if (size > input.size() - sizeof size) return mutator(input, others);
+  return safetensors_bytes(mutator(input.substr(sizeof size, size), {}), std::string_view(input).substr(sizeof size + size));
+}
+
+std::string read_safetensors(const fs::path& file, const std::string& input) {
+  const auto opened = io::SafetensorsFile::open(file);
+  std::size_t num_bytes = 0;
+  unsigned sum = 0;
+  for (const auto& tensor : opened.tensors()) {
+    for (const auto byte : tensor.bytes) sum += std::to_integer<unsigned>(byte);
+    num_bytes += tensor.bytes.size();
+    require(opened.find(tensor.name) == &tensor, "a tensor is not found by its name");
+    require(tensor.num_elements() >= 0, "a negative number of elements");
+  }
+  require(num_bytes <= input.size() && sum <= 255 * num_bytes, "more data than the file has");
+  return fmt::format("read, {} tensors, {} bytes, {} metadata", magnitude(opened.tensors().size()),
+                     magnitude(num_bytes), magnitude(opened.metadata().size()));
+}
+
+// --- recipes ---
+
+constexpr std::string_view kBase = "\n=== base.json\n", kSet = "\n=== --set\n";
+
+std::vector<std::string> recipe_seeds() {
+  return {R"({
+  "name": "sst2-ties", "description": "row Ties-CA", "seed": 42, "extends": "base.json",
+  "paper": {"expected": 94.61, "known": true, "note": "caf\u00e9"},
+  "model": {"checkpoint": "../t5-base", "head": "classification", "dtype": "float32", "dropout": 0.1},
+  "task": {"name": "glue/sst2", "data_dir": "glue/SST-2", "files": {"validation": ["a.tsv", "b.tsv.gz"]},
+           "max_length": 128, "on_bad_line": "skip"},
+  "training": {"epochs": 5, "optimizer": {"name": "adamw", "learning_rate": 2e-4}, "batch_size": null},
+  "sweep": {"/experts": {"dense": null, "ties": {"method": "camex"}}, "/seed": [1, 2, 3]}
+}
+=== base.json
+{"training": {"epochs": 3, "batch_size": 16}, "experts": {"num_experts": 7, "linears": ["wi", "wo"]}}
+=== --set
+/training/batch_size=8)",
+          R"({"model": {"config": {"d_model": 16}, "tokenizer": "t"}, "training": {"max_steps": 5},
+  "task": {"name": "classification", "files": {"train": "a.csv", "validation": "b.jsonl"}, "labels": ["x", "y"],
+           "columns": {"text": "t", "text_pair": "u", "label": "l", "id": "i"}, "metrics": ["accuracy"],
+           "select_by": "accuracy"}})",
+          R"({"model": {}, "training": {}, "task": {"name": "span_corruption", "files": {"train": "a.txt"},
+  "column": "text", "max_length": 64, "noise_density": 0.15, "mean_span_length": 3.0}}
+=== --set
+/sweep/~1seed=[1,2])"};
+}
+
+std::string read_recipe(const fs::path& file, const std::string& input) {
+  const auto folder = file.parent_path();
+  std::string_view recipe = input, base, set;
+  if (const auto at = recipe.find(kSet); at != std::string_view::npos) {
+    set = recipe.substr(at + kSet.size());
+    recipe = recipe.substr(0, at);
+  }
+  fs::remove(folder / "base.json");
+  if (const auto at = recipe.find(kBase); at != std::string_view::npos) {
+    base = recipe.substr(at + kBase.size());
+    recipe = recipe.substr(0, at);
+    write(folder / "base.json", base);
+  }
+  write(folder / "recipe.json", recipe);
+  std::vector<std::string> sets;
+  if (!set.empty()) sets.emplace_back(set);
+  const auto whole = recipes::read_recipe(folder / "recipe.json", sets, std::nullopt);
+  const auto rows = recipes::expand_sweep(whole);
+  std::string tasks;
+  for (const auto& row : rows) {
+    auto resolved = std::make_shared<io::Json>();
+    io::JsonObject root(row.document, resolved);
+    std::string text;
+    std::int64_t seed = 42;
+    root.optional("name", text);
+    root.optional("description", text);
+    root.optional("seed", seed, {.at_least = 0});
+    root.any("paper");
+    root.any("experts");
+    auto model = root.required_object("model");
+    model.path("checkpoint");
+    model.any("config");
+    model.path("tokenizer");
+    static const std::vector<std::string> kHeads{"classification", "language_model"}, kTypes{"float32", "float64"};
+    model.choice("head", kHeads, 0);
+    model.choice("dtype", kTypes, 0);
+    model.maybe<double>("dropout", {.at_least = 0.0, .below = 1.0});
+    model.finish();
+    auto training = root.required_object("training");
+    training.maybe<std::int64_t>("epochs", {.at_least = 1, .at_most = 1e6});
+    training.maybe<std::int64_t>("max_steps", {.at_least = 0});
+    training.maybe<std::int64_t>("batch_size", {.at_least = 1});
+    if (auto optimizer = training.object("optimizer")) {
+      optimizer->maybe<std::string>("name");
+      optimizer->maybe<double>("learning_rate", {.above = 0.0});
+      optimizer->maybe<std::vector<double>>("betas", {.at_least = 0.0, .below = 1.0});
+      optimizer->finish();
+    }
+    training.finish();
+    const auto task = tasks::read_task(root.required_object("task"));
+    root.finish();
+    tasks = task.name;
+    io::write_json(folder / "resolved.json", *resolved);
+  }
+  return fmt::format("read, {} rows, task {}", magnitude(rows.size()), tasks);
+}
+
+// --- tables: the first byte chooses format and options ---
+
+std::string gzip(const std::string& bytes) {
+  z_stream stream{};
+  deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&stream, bytes.size()) + 64, '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+constexpr std::array kEndings{"tsv", "csv", "jsonl"};
+
+std::vector<std::string> table_seeds() {
+  const std::string tsv = "\xEF\xBB\xBFid\tsentence\tsentence2\tlabel\r\n7\tcaf\u00e9 \"a\tb\tpositive\r\n8\tc\t\t-1\r\n";
+  const std::string csv = "text,label,text2\n\"one, \"\"two\"\"\nthree\",1,x\nfour,negative,\n\n";
+  const std::string jsonl = "{\"text\": \"a\", \"label\": 1, \"text2\": \"b\"}\n{\"label\": \"positive\", \"text\": \"\\u00e9\\ud83d\\ude00\"}\n";
+  return {"0" + tsv, "1" + csv, "2" + jsonl, "3" + tsv, "0" + gzip(tsv), "1" + gzip(csv), "5" + gzip(jsonl)};
+}
+
+/// A third of the time what is mutated is compressed afterwards.
+std::string mutate_table(Mutator& mutator, const std::string& input, Inputs others) {
+  auto mutant = mutator(input, others);
+  if (mutant.size() > 1 && mutator.one_in(3)) mutant = mutant.substr(0, 1) + gzip(mutant.substr(1));
+  return mutant;
+}
+
+std::string read_table(const fs::path& file, const std::string& input) {
+  const auto choice = input.empty() ? 0u : static_cast<unsigned char>(input[0]);
+  const auto table = file.parent_path() / fmt::format("table.{}", kEndings[choice % 3]);
+  write(table, std::string_view(input).substr(input.empty() ? 0 : 1));
+  const bool skip = choice / 3 % 2 == 1, scores = choice / 6 % 2 == 1;
+  const std::vector<std::string> names{"negative", "positive"};
+  const tasks::Columns columns{.text = {{"sentence", "text"}},
+                               .text_pair = io::TableColumn{{"sentence2", "text2"}, false},
+                               .label = {{"label"}, false},
+                               .id = {{"id", "index"}, false}};
+  std::vector<io::TableColumn> wanted{columns.text, columns.label, columns.id, *columns.text_pair};
+  io::Table rows(table, wanted, {.format = io::table_format(table).value(), .skip_bad_lines = skip});
+  std::size_t num_rows = 0, num_labels = 0, num_bytes = 0;
+  while (const auto* row = rows.next()) {
+    ++num_rows;
+    require(row->cells.size() == wanted.size() && row->cells[0], "a row without its required cell");
+    for (const auto& cell : row->cells) num_bytes += cell ? cell->size() : 0;
+    if (!row->cells[1]) continue;
+    const auto label = scores ? tasks::score_label(*row->cells[1], {.at_least = 0.0, .at_most = 5.0}, -1.0)
+                              : tasks::class_label(*row->cells[1], names, "-");
+    if (!label.problem.empty()) rows.reject(label.problem);
+    num_labels += label.value ? 1 : 0;
+  }
+  if (!skip) require(rows.skipped_lines() == 0, "lines were skipped that should not be");
+  return fmt::format("read, {} rows, {} labels, {} bytes, {} skipped", magnitude(num_rows), magnitude(num_labels),
+                     magnitude(num_bytes), magnitude(rows.skipped_lines()));
+}
+
+// --- sentencepiece models ---
+
+/// The first field `number` of a serialized model (the normaliser is 3).
+std::string top_level_field(std::string_view message, unsigned number) {
+  for (std::size_t at = 0; at + 1 < message.size();) {
+    const auto begin = at;
+    const auto tag = static_cast<unsigned char>(message[at++]);
+    std::size_t size = 0;
+    for (unsigned shift = 0;; shift += 7) {
+      const auto byte = static_cast<unsigned char>(message[at++]);
+      size |= std::size_t{byte & 0x7Fu} << shift;
+      if (byte < 0x80) break;
+    }
+    at += size;
+    if (tag == (number << 3 | 2)) return std::string(message.substr(begin, at - begin));
+  }
+  return {};
+}
+
+std::vector<std::string> sentencepiece_seeds() {
+  const auto small = test::small_sentencepiece_model();
+  const auto whole = io::read_file(fs::path(MERGEX_SOURCE_DIR) / "recipes/quickstart/data/tokenizer/spiece.model");
+  return {small, small + top_level_field(whole, 3), small + top_level_field(whole, 2), whole};
+}
+
+std::string read_sentencepiece(const fs::path& file, const std::string&) {
+  const auto tokenizer = text::T5Tokenizer::load(file);
+  std::size_t num_ids = 0;
+  for (const auto* text : {"", "hello world", "caf\u00e9 \uFB01 \u2460 \uFF21\u3000\u00BD \U0001F600\n\tx</s>y<extra_id_3>",
+                           "\u0130\u01C4\u1E9B\u0323 \uAC00\u1100\u1161 the quick brown fox"}) {
+    const auto ids = tokenizer.encode(text);
+    for (const auto id : ids) require(id >= 0 && id < tokenizer.vocab_size(), "an id outside of the vocabulary");
+    tokenizer.decode(ids, false);
+    tokenizer.decode(ids, true);
+    num_ids += ids.size();
+  }
+  tokenizer.decode(std::array<std::int32_t, 4>{0, 5, 1 << 30, -7}, false);
+  return fmt::format("read, {} pieces, {} ids", magnitude(static_cast<std::size_t>(tokenizer.vocab_size())),
+                     magnitude(num_ids));
+}
+
+// --- config.json ---
+
+std::vector<std::string> config_seeds() {
+  return {R"({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128, "d_model": 512,
+  "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": 6, "num_heads": 8,
+  "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "dropout_rate": 0.1,
+  "layer_norm_epsilon": 1e-06, "initializer_factor": 1.0, "feed_forward_proj": "relu", "pad_token_id": 0,
+  "eos_token_id": 1, "decoder_start_token_id": 0, "is_encoder_decoder": true, "task_specific_params": {"a": {"b": [1]}}})",
+          R"({"model_type": "t5", "vocab_size": 100, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1,
+  "num_decoder_layers": null, "num_heads": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": true,
+  "scale_decoder_outputs": false, "classifier_dropout": 0.0, "id2label": {"0": "a", "1": "b"}})"};
+}
+
+std::string read_config(const fs::path& file, const std::string&) {
+  const auto json = io::read_json(file);
+  const auto c = backbones::T5Config::read(json, file.string());
+  require(c.vocab_size > 0 && c.d_model > 0 && c.num_layers > 0 && c.dropout_rate < 1.0, "a config out of range");
+  return fmt::format("read, gated {}, activation {}, tied {}", c.is_gated, static_cast<int>(c.activation), c.tied);
+}
+
+// --- cached data sets ---
+
+const std::vector<tasks::InputFile> kSplits{{"train", "train.tsv"}, {"validation", "dev.tsv"}};
+
+std::vector<std::string> dataset_seeds() {
+  tasks::EncodedData encoded;
+  encoded.data.labels = {"negative", "positive"};
+  encoded.data.metrics = {"accuracy"};
+  encoded.data.warnings = {"a line was skipped"};
+  encoded.train = {{.ids = {3, 4, 1}, .label = 1.0, .target_ids = {5, 1}, .id = "0"}, {.ids = {1}, .label = 0.0, .id = "x7"}};
+  encoded.validation = {{{.ids = {7, 1}, .id = ""}}};
+  const auto file = fs::temp_directory_path() / fmt::format("mergex-fuzz-seed-{}", ::getpid());
+  std::vector<std::string> seeds;
+  for (const bool is_empty : {false, true}) {
+    if (is_empty) encoded.train.clear();
+    tasks::write_encoded_data(file, encoded);
+    seeds.push_back(io::read_file(file));
+  }
+  fs::remove(file);
+  return seeds;
+}
+
+std::string read_dataset(const fs::path& file, const std::string& input) {
+  // Most damage would end at the checksum: half of the inputs, by their last byte, are given the right one.
+  auto repaired = input;
+  if (!input.empty() && input.back() % 2 == 0) {
+    try {
+      const auto opened = io::SafetensorsFile::open(file);
+      if (const auto stated = opened.metadata().find("sha256"); stated != opened.metadata().end()) {
+        const auto at = repaired.find(stated->second);
+        if (at != std::string::npos) repaired.replace(at, stated->second.size(), tasks::encoded_data_checksum(file));
+        write(file, repaired);
+      }
+    } catch (const UserError&) {
+    }
+  }
+  const auto encoded = tasks::read_encoded_data(file, kSplits, 10);
+  std::size_t num_ids = 0;
+  for (const auto& example : encoded.train) num_ids += example.ids.size() + example.target_ids.size() + example.id.size();
+  require(encoded.validation.size() == 1 && encoded.data.validation.size() == 1, "the splits are not those asked for");
+  return fmt::format("read, {} examples, {} ids", magnitude(encoded.train.size()), magnitude(num_ids));
+}
+
+const std::vector<std::string> kJsonTokens{"{", "}", "[", "]", "\"", ":", ",", "null", "true", "false", "\\u0000", "\\ud800",
+                                           "\xEF\xBB\xBF", "\xC3", "1e400", "{}", "[]", "\"\"", "//", "\n"};
+
+std::vector<std::string> with_json(std::vector<std::string> tokens) {
+  tokens.insert(tokens.end(), kJsonTokens.begin(), kJsonTokens.end());
+  return tokens;
+}
+
+}  // namespace
+
+std::span<const Reader> readers() {
+  static const std::vector<Reader> kReaders{
+      {"safetensors", "weights: header, types, shapes, extents", safetensors_seeds,
+       with_json({"\"dtype\"", "\"shape\"", "\"data_offsets\"", "__metadata__", "\"F64\"", "\"F8_E4M3\"", "\"BOOL\"", "\"F4\""}),
+       mutate_safetensors, read_safetensors},
+      {"recipe", "recipes with extends, --set and sweep, and all tasks' options", recipe_seeds,
+       with_json({std::string(kBase), std::string(kSet), "\"extends\"", "\"base.json\"", "\"recipe.json\"", "\"sweep\"",
+                  "~1", "~0", "~", "/", "/-", "/0", "\"glue/mnli\"", "\"glue/stsb\"", "\"regression\"", "\"span_corruption\"",
+                  "\"files\"", "\"labels\"", "\"max_length\"", "\"format\"", "\"text_to_text\"", "\"max_examples\""}),
+       mutate_bytes, read_recipe},
+      {"table", "TSV, CSV and JSON Lines tables, plain or gzip", table_seeds,
+       with_json({"\t", "\r\n", "\"\"", "\"\n", "-1", "nan", "inf", "1e5", "positive", "label", "text", "\x1F\x8B"}), mutate_table,
+       read_table},
+      {"sentencepiece", "tokenizer models", sentencepiece_seeds, {"<pad>", "</s>", "<unk>", "\u2581", "\x0A", "\x12", "\x1A"},
+       mutate_bytes, read_sentencepiece},
+      {"config", "config.json of a T5", config_seeds,
+       with_json({"\"num_layers\"", "\"d_model\"", "\"gated-silu\"", "\"gelu_new\"", "\"gated-\"", "\"tie_word_embeddings\"",
+                  "\"scale_decoder_outputs\"", "\"dropout_rate\""}),
+       mutate_bytes, read_config},
+      {"dataset", "encoded data sets in the cache", dataset_seeds,
+       with_json({"\"dtype\"", "\"shape\"", "\"data_offsets\"", "description", "sha256", "train.ids", "train.ids_end",
+                  "validation.0.labels", "\\\"version\\\"", "\\\"labels\\\""}),
+       mutate_safetensors, read_dataset}};
+  return kReaders;
+}
+
+}  // namespace mergex::fuzz
