@@ -85,11 +85,16 @@ void MergedLinear::collect_backward(std::vector<Tensor>& roots, std::vector<Tens
 
 Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   TORCH_CHECK(leaf_.terms_NOI.defined(), "begin() must be called before a step or an evaluation");
-  const auto routed = router->forward(masked_mean(x_BTI, context.mask_BT), context);
-  if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
-  if (!context.training) statistics_.add(routed.scores_UN);
-  ++num_merges;
-  const auto merged_BOI = merge_weights(leaf_, routed.scores_UN);
+  Tensor merged_BOI;
+  {
+    const tensor::NoAutocast own_dtype;  // only the product with the merged weight may be in less
+    const auto wide = at::promote_types(x_BTI.scalar_type(), at::kFloat);
+    const auto routed = router->forward(masked_mean(x_BTI.to(wide), context.mask_BT), context);
+    if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
+    if (!context.training) statistics_.add(routed.scores_UN);
+    ++num_merges;
+    merged_BOI = merge_weights(leaf_, routed.scores_UN);
+  }
   return torch::bmm(x_BTI, merged_BOI.transpose(1, 2));
 }
 
