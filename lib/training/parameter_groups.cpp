@@ -3,9 +3,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
-#include "core/suggest.h"
 
 namespace mergex::training {
 namespace {
@@ -14,10 +14,22 @@ bool matches(const ParameterGroup& group, const std::string& name) {
   return ::fnmatch(group.pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-/// The name that the pattern, its wildcards left out, has the least to change for.
-std::string nearest_name(std::string pattern, const std::vector<std::string>& names) {
-  std::erase(pattern, '*');
-  return *std::ranges::min_element(names, {}, [&](const std::string& name) { return edit_distance(pattern, name); });
+/// How many characters of the pattern would have to change for it to match: an edit distance in which `*` is free.
+std::size_t distance(const std::string& pattern, const std::string& name) {
+  std::vector<std::size_t> row(name.size() + 1);  // of the pattern so far, to each beginning of the name
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (const char wanted : pattern) {
+    auto diagonal = row[0];
+    if (wanted != '*') ++row[0];
+    for (std::size_t i = 1; i < row.size(); ++i) {
+      const auto above = row[i];
+      const bool is_equal = wanted == '?' || wanted == name[i - 1];
+      row[i] = wanted == '*' ? std::min(above, row[i - 1])
+                             : std::min({diagonal + (is_equal ? 0 : 1), above + 1, row[i - 1] + 1});
+      diagonal = above;
+    }
+  }
+  return row.back();
 }
 
 }  // namespace
@@ -55,8 +67,10 @@ std::vector<std::optional<std::size_t>> match_groups(const std::vector<Parameter
       fail("{}/pattern: got \"{}\", whose parameters all belong to an earlier group; put it before that one",
            groups[g].origin, groups[g].pattern);
     }
+    const auto& nearest =
+        *std::ranges::min_element(names, {}, [&](const auto& name) { return distance(groups[g].pattern, name); });
     fail("{}/pattern: got \"{}\", which matches no parameter; the nearest is \"{}\" (* stands for any characters)",
-         groups[g].origin, groups[g].pattern, nearest_name(groups[g].pattern, names));
+         groups[g].origin, groups[g].pattern, nearest);
   }
   if (std::ranges::all_of(result, [&](const auto& group) { return group && groups[*group].frozen; })) {
     fail("{}: every parameter is frozen; leave one to train", groups.back().origin);

@@ -221,7 +221,7 @@ class Trainer {
     log::info("step {:>5}/{} | {} | {}", step_, num_steps_, evaluation_text(evaluation.metrics),
               better ? "best so far" : fmt::format("best was {:.4f} at step {}", best_, best_step_));
     save();
-    if (stops_early() && step_ < num_steps_) log::info("stopped early: no gain since step {}", best_step_);
+    if (stops_early() && step_ < num_steps_) log::info("stopped early: evaluations gain no more");
   }
 
   void train_step() {

@@ -219,8 +219,6 @@ TEST_CASE("every option of the trainer together, from the plan to the result", "
   const auto run = project.finetune(recipe, "out");
   const auto result = test::read_json(project / "out/results.json");
   CHECK(result["stopped_early"] == (result["steps"] < 60));
-  CHECK(test::read_json(project / "out/recipe.resolved.json")["training"]["parameter_groups"] ==
-        recipe["training"]["parameter_groups"]);
   // The resolved recipe runs again, and gives the same.
   const test::TinyProject elsewhere;
   elsewhere.finetune(test::read_json(project / "out/recipe.resolved.json"), "out");

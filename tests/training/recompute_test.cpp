@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include "io/atomic_file.h"
+#include "routing/noisy_top_k.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/tensors.h"
@@ -101,4 +102,11 @@ TEST_CASE("a balance loss at perfect balance has a finite gradient (E12)", "[tra
   for (const auto& gradient : outcome.gradients) {
     if (gradient.defined()) CHECK(gradient.isfinite().all().item<bool>());
   }
+  // Several experts in balance: a router that says nothing, without noise.
+  const auto w_gate = torch::zeros({4, 3}, at::kDouble).requires_grad_(true);
+  const auto gating = routing::noisy_top_k(test::seeded_normal({5, 4}, 1), w_gate, torch::zeros({4, 3}, at::kDouble), {}, 3);
+  const auto loss = routing::balance_loss(gating, 0.1);
+  loss.backward();
+  CHECK(loss.item<double>() == 0.0);
+  CHECK(w_gate.grad().abs().max().item<double>() < 1e-15);
 }
