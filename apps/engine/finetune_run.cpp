@@ -17,6 +17,7 @@
 #include "statistics/registry.h"
 #include "tasks/corrupt_spans.h"
 #include "tasks/labels.h"
+#include "tensor/autocast.h"
 #include "tensor/convert.h"
 
 namespace mergex::engine {
@@ -77,6 +78,26 @@ std::vector<std::int64_t> head_order(const io::CheckpointFolder& folder, const s
   return order;
 }
 
+/// The loss options with what the data says, checked against the task.
+evaluation::TrainingLoss training_loss(const FinetunePlan& plan, const Dataset& dataset) {
+  auto loss = plan.loss;
+  const auto& origin = plan.training.training_origin;
+  const auto& labels = dataset.data.labels;
+  const bool has_weights = loss.balanced || !loss.class_weights.empty();
+  if (has_weights && plan.task.kind != tasks::Kind::kClassification) {
+    fail("{}/class_weights: task \"{}\" has no classes; remove them", origin, plan.task.name);
+  }
+  if (loss.label_smoothing > 0.0 && plan.task.kind == tasks::Kind::kRegression) {
+    fail("{}/label_smoothing: task \"{}\" predicts a number; remove it", origin, plan.task.name);
+  }
+  if (loss.balanced) loss.class_weights = evaluation::balanced_weights(dataset.train, labels, origin + "/class_weights");
+  if (has_weights && loss.class_weights.size() != labels.size()) {
+    fail("{}/class_weights: got {} numbers, but the task has {} classes: {}", origin, loss.class_weights.size(),
+         labels.size(), fmt::join(labels, ", "));
+  }
+  return loss;
+}
+
 }  // namespace
 
 ModelOptions ModelOptions::read(io::JsonObject options) {
@@ -129,8 +150,15 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
   if (auto experts = recipe.object("experts")) plan.experts = routing::ExpertOptions::read(*experts);
   plan.task_origin = recipe.where("task");
   plan.task = tasks::read_task(recipe.required_object("task"));
-  plan.training = training::TrainingOptions::read(recipe.required_object("training"), recipe.object_or_empty("evaluation"));
+  auto training = recipe.required_object("training");
+  plan.loss = evaluation::TrainingLoss::read(training);
+  plan.training = training::TrainingOptions::read(training, recipe.object_or_empty("evaluation"));
   recipe.finish();
+  if (plan.training.precision != at::kFloat && plan.model.dtype != "float32") {
+    fail("{}/precision: got a lower one than float32, but /model/dtype is {}; remove one of the two",
+         plan.training.training_origin, plan.model.dtype);
+  }
+  // Here: length_bucketing is refused together with experts whose results depend on the padding (pool_padding include).
   const bool is_text = plan.task.is_sequence_to_sequence();
   if (is_text != (plan.model.head == backbones::Head::kLanguageModel)) {
     fail("{}: got \"{}\", which task \"{}\" cannot train; expected \"{}\"", recipe.where("model") + "/head",
@@ -154,7 +182,7 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
     : plan_(std::move(plan)),
       dataset_(std::move(dataset)),
       machine_(machine),
-      objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id()) {
+      objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id(), training_loss(plan_, *dataset_)) {
   const auto& data = dataset_->data;
   select_by_ = plan_.training.select_best_by.empty() ? plan_.task.primary_metric : plan_.training.select_best_by;
   if (select_by_ != "loss" && std::ranges::find(data.metrics, select_by_) == data.metrics.end()) {
@@ -216,11 +244,39 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
     log::warn("{}: holds experts, which this recipe does not use; the base experts are loaded as a dense model",
               folder->path().string());
   }
+  std::vector<std::string> names;
+  for (const auto& item : model_.backbone->named_parameters()) names.push_back(item.key());
+  training::match_groups(plan_.training.parameter_groups, names);
   if (!counts_only) model_.backbone->to(machine_.device);
+}
+
+Json FinetuneRun::groups_json() const {
+  std::vector<std::string> names;
+  for (const auto& item : model_.backbone->named_parameters()) names.push_back(item.key());
+  const auto& groups = plan_.training.parameter_groups;
+  Json json = Json::array();
+  for (const auto& group : groups) {
+    json.push_back({{"pattern", group.pattern}, {"frozen", group.frozen}, {"tensors", 0}, {"parameters", 0}});
+    if (group.learning_rate) json.back()["learning_rate"] = *group.learning_rate;
+    if (group.weight_decay) json.back()["weight_decay"] = *group.weight_decay;
+  }
+  const auto group_of = training::match_groups(groups, names);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!group_of[i]) continue;
+    auto& group = json[*group_of[i]];
+    group["tensors"] = group["tensors"].get<std::int64_t>() + 1;
+    group["parameters"] = group["parameters"].get<std::int64_t>() + model_.backbone->named_parameters()[names[i]].numel();
+  }
+  return json;
 }
 
 Json FinetuneRun::plan_json() const {
   const auto counts = count_parameters(model_);
+  const auto groups = groups_json();
+  auto trained = counts.total();
+  for (const auto& group : groups) {
+    if (group["frozen"].get<bool>()) trained -= group["parameters"].get<std::int64_t>();
+  }
   const auto& t = plan_.training;
   const auto examples = static_cast<std::int64_t>(dataset_->train.size());
   Json splits = Json::object();
@@ -235,7 +291,9 @@ Json FinetuneRun::plan_json() const {
             {"experts", counts.experts.experts},
             {"routers", counts.experts.routers},
             {"curvature", counts.experts.curvature},
-            {"total", counts.total()}}},
+            {"total", counts.total()},
+            {"trained", trained}}},
+          {"parameter_groups", groups},
           {"task", plan_.task.name},
           {"train_examples", examples},
           {"evaluated", splits},
@@ -245,6 +303,20 @@ Json FinetuneRun::plan_json() const {
           {"examples_per_step", t.batch_size * t.gradient_accumulation}};
 }
 
+namespace {
+
+/// `frozen`, or what differs from the optimizer's options.
+std::string group_text(const Json& group) {
+  if (group["frozen"].get<bool>()) return "frozen";
+  std::string text;
+  for (const char* key : {"learning_rate", "weight_decay"}) {
+    if (group.contains(key)) text += fmt::format("{}{} {:g}", text.empty() ? "" : ", ", key, group[key].get<double>());
+  }
+  return text.empty() ? "as the rest" : text;
+}
+
+}  // namespace
+
 std::string FinetuneRun::describe() const {
   const auto plan = plan_json();
   std::string text = fmt::format("  method      {}\n  parameters ", plan["method"].get<std::string>());
@@ -252,10 +324,18 @@ std::string FinetuneRun::describe() const {
   text.resize(text.size() - 2);
   text += fmt::format("\n  data        {}: {} training examples", plan_.task.name, dataset_->train.size());
   for (const auto& [split, count] : plan["evaluated"].items()) text += fmt::format(", {} {}", count.get<std::int64_t>(), split);
-  text += fmt::format("\n  training    {} steps of {} examples ({} an epoch), {} of warm-up, peak learning rate {:g}\n",
+  text += fmt::format("\n  training    {} steps of {} examples ({} an epoch), {} of warm-up, {} {}\n",
                       plan["steps"].get<std::int64_t>(), plan["examples_per_step"].get<std::int64_t>(),
                       plan["steps_per_epoch"].get<std::int64_t>(), plan["warmup_steps"].get<std::int64_t>(),
-                      plan_.training.optimizer.learning_rate);
+                      plan_.training.optimizer.name,
+                      plan_.training.optimizer.learning_rate
+                          ? fmt::format("with peak learning rate {:g}", *plan_.training.optimizer.learning_rate)
+                          : "with its own learning rate");
+  for (const auto& group : plan["parameter_groups"]) {
+    text += fmt::format("  group       {}: {} parameters in {} tensors, {}\n", group["pattern"].get<std::string>(),
+                        group["parameters"].get<std::int64_t>(), group["tensors"].get<std::int64_t>(),
+                        group_text(group));
+  }
   return text;
 }
 
@@ -279,18 +359,18 @@ evaluation::Batch FinetuneRun::text_batch(std::span<const std::size_t> examples,
 }
 
 std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
+  const tensor::Autocast precision(machine_.device.type(), plan_.training.precision);
   model_.experts.begin(/*training=*/false, nullptr);
   std::vector<evaluation::SplitResult> results;
   const auto& data = dataset_->data;
   for (std::size_t i = 0; i < data.validation.size(); ++i) {
     const auto& examples = dataset_->validation[i];
     const auto& name = data.validation[i].name;
+    const auto order = evaluation::batch_order(examples, plan_.training.length_bucketing);
     if (plan_.task.span_corruption) {
       results.push_back(evaluation::evaluate_loss(
-          *model_.backbone, objective_, name, examples.size(), plan_.training.evaluation_batch_size,
-          [&](std::size_t begin, std::size_t end) {
-            std::vector<std::size_t> members;
-            for (auto at = begin; at < end; ++at) members.push_back(at);
+          *model_.backbone, objective_, name, order, plan_.training.evaluation_batch_size,
+          [&](std::span<const std::size_t> members) {
             return text_batch(members, examples, "span_corruption/" + name);
           }));
     } else if (plan_.task.text_to_text) {
@@ -298,7 +378,7 @@ std::vector<evaluation::SplitResult> FinetuneRun::evaluate() {
                                                        data.metrics, data.labels, plan_.training.evaluation_batch_size,
                                                        *dataset_->tokenizer));
     } else {
-      results.push_back(evaluation::evaluate_split(*model_.backbone, objective_, plan_.task.kind, name, examples,
+      results.push_back(evaluation::evaluate_split(*model_.backbone, objective_, plan_.task.kind, name, examples, order,
                                                    data.metrics, data.labels, plan_.training.evaluation_batch_size));
     }
   }
@@ -350,6 +430,7 @@ Json FinetuneRun::results(const training::TrainingResult& trained,
             {"selection", "best of the evaluations during training, on the first split"},
             {"unit", plan_.task.span_corruption ? "target tokens" : "examples"},
             {"best_step", trained.best_step},
+            {"stopped_early", trained.stopped_early},
             {"skipped_lines", dataset_->data.skipped_lines}};
   Json list = Json::array();
   for (const auto& split : splits) {
@@ -418,6 +499,7 @@ Json FinetuneRun::run(const fs::path& folder) {
   training::Run run;
   run.folder = folder;
   run.num_examples = static_cast<std::int64_t>(dataset_->train.size());
+  for (const auto& example : dataset_->train) run.lengths.push_back(static_cast<std::int64_t>(example.ids.size()));
   run.seed = static_cast<std::uint64_t>(plan_.seed);
   run.higher_is_better = higher_is_better_;
   for (const auto& item : model_.backbone->named_parameters()) {
@@ -436,15 +518,15 @@ Json FinetuneRun::run(const fs::path& folder) {
     }
     return plan_.task.text_to_text ? objective_.text_batch(members(examples)) : objective_.batch(members(examples));
   };
-  run.count_units = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch) {
+  run.count_units = [this, batch_of, members](std::span<const std::size_t> examples, std::int64_t epoch) {
     // Sentences count one each; targets have to be made to be counted.
     return plan_.task.is_sequence_to_sequence() ? batch_of(examples, epoch).num_units
-                                                : static_cast<double>(examples.size());
+                                                : objective_.training_weight(members(examples));
   };
   run.loss_sum = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch,
                                   nn::ForwardContext& context) {
     const auto batch = batch_of(examples, epoch);
-    return objective_.loss_sum(batch, model_.backbone->forward(batch.inputs, context));
+    return objective_.training_loss_sum(batch, model_.backbone->forward(batch.inputs, context));
   };
   run.evaluate = [this] {
     const auto splits = evaluate();

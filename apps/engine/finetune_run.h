@@ -40,6 +40,7 @@ struct FinetunePlan {
   std::optional<routing::ExpertOptions> experts;
   tasks::Task task;
   std::string task_origin;  ///< where its section stands, for messages
+  evaluation::TrainingLoss loss;
   training::TrainingOptions training;
   std::shared_ptr<io::Json> resolved;  ///< the recipe as it will run, with defaults and absolute paths
 
@@ -74,6 +75,8 @@ class FinetuneRun {
   std::vector<std::filesystem::path> input_files() const;
 
  private:
+  /// The recipe's parameter groups and what falls into each.
+  io::Json groups_json() const;
   /// Whether a run that is in the folder can go on here.
   void check_machine(const std::filesystem::path& folder) const;
   double selected_value(const evaluation::SplitResult& split) const;

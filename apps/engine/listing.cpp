@@ -8,6 +8,7 @@
 #include "routing/router.h"
 #include "statistics/registry.h"
 #include "tasks/registry.h"
+#include "training/optimizer.h"
 
 namespace mergex::engine {
 namespace {
@@ -26,6 +27,7 @@ int print_list() {
   print_section("merging protocols of camex (/experts/protocol)", routing::protocol_registry());
   print_section("routers (/experts/router/kind)", routing::router_registry());
   print_section("tasks (/task/name)", tasks::registry());
+  print_section("optimizers (/training/optimizer/name)", training::optimizer_registry());
   print_section("metrics (each task says which are its own)", statistics::metrics());
   return 0;
 }

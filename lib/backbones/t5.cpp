@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "nn/recompute.h"
 #include "nn/relative_position.h"
 #include "tensor/convert.h"
 
@@ -118,7 +119,9 @@ struct T5FeedForward : nn::FeedForward {
     auto hidden_BTF = activate(slots[0]->forward(x_BTD, context), activation);
     if (slots.size() == 3) hidden_BTF = hidden_BTF * slots[1]->forward(x_BTD, context);
     hidden_BTF = nn::dropout(hidden_BTF, dropout_rate, context);
-    return slots.back()->forward(hidden_BTF, context);
+    auto y_BTD = slots.back()->forward(hidden_BTF, context);
+    context.observe(place, y_BTD);
+    return y_BTD;
   }
 
   std::vector<std::string> projection_names() const override { return names; }
@@ -129,6 +132,7 @@ struct T5FeedForward : nn::FeedForward {
     throw std::logic_error("no projection " + name);
   }
 
+  std::string place;  // its name in the model
   double dropout_rate;
   T5Config::Activation activation;
   std::vector<std::string> names;
@@ -235,6 +239,8 @@ struct T5Stack : torch::nn::Module {
       // Only the first block owns the position bias; the others add the same one.
       blocks.push_back(block->register_module(std::to_string(i),
                                               std::make_shared<T5Block>(c, options, is_decoder, i == 0)));
+      blocks.back()->feed_forward->feed_forward->place =
+          fmt::format("{}.block.{}.layer.{}.DenseReluDense", name, i, is_decoder ? 2 : 1);
     }
     register_module("block", block);
   }
@@ -266,14 +272,33 @@ struct T5Stack : torch::nn::Module {
     if (state != nullptr) state->blocks.resize(blocks.size());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       context.observe(fmt::format("{}.hidden.{}", name, i), x_BTD);
-      x_BTD = blocks[i]->forward(x_BTD, self_bias, encoder_BSD, cross_bias,
-                                 state == nullptr ? nullptr : &state->blocks[i], context);
+      x_BTD = run_block(blocks[i], x_BTD, self_bias, encoder_BSD, cross_bias,
+                        state == nullptr ? nullptr : &state->blocks[i], context);
     }
     if (state != nullptr) state->length = num_keys;
     context.observe(fmt::format("{}.prenorm", name), x_BTD);
     x_BTD = nn::dropout(final_layer_norm->forward(x_BTD), dropout_rate, context);
     context.observe(fmt::format("{}.hidden.{}", name, blocks.size()), x_BTD);
     return x_BTD;
+  }
+
+  static Tensor run_block(const std::shared_ptr<T5Block>& block, const Tensor& x_BTD, const Tensor& self_bias,
+                          const Tensor& encoder_BSD, const Tensor& cross_bias, BlockCache* cache,
+                          ForwardContext& context) {
+    if (!context.recompute_blocks || !torch::GradMode::is_enabled()) {
+      // The alias gathers the gradients of a block's own keys and values before they meet those of other blocks, as
+      // recomputation does: the same sums in the same order.
+      const auto encoder_here = encoder_BSD.defined() ? encoder_BSD.view_as(encoder_BSD) : encoder_BSD;
+      return block->forward(x_BTD, self_bias, encoder_here, cross_bias, cache, context);
+    }
+    std::vector<Tensor> inputs{x_BTD, self_bias};
+    if (encoder_BSD.defined()) inputs.push_back(encoder_BSD);
+    if (cross_bias.defined()) inputs.push_back(cross_bias);
+    const auto part = [block](std::span<const Tensor> in, ForwardContext& inner) {
+      return block->forward(in[0], in[1], in.size() > 2 ? in[2] : Tensor(), in.size() > 3 ? in[3] : Tensor(), nullptr,
+                            inner);
+    };
+    return nn::recomputed(part, inputs, context);
   }
 
   /// The lowest finite number where `is_blocked`, else 0: -inf would turn rows that may see nothing into NaN.
@@ -376,9 +401,8 @@ struct T5 : Backbone {
     std::vector<nn::FeedForwardSite> sites;
     for (const auto& stack : {encoder, decoder}) {
       for (std::size_t i = 0; i < stack->blocks.size(); ++i) {
-        sites.push_back({fmt::format("{}.block.{}.layer.{}.DenseReluDense", stack->name, i, stack->is_decoder ? 2 : 1),
-                         stack->blocks[i]->feed_forward->feed_forward,
-                         stack->is_decoder && options.head == Head::kLanguageModel});
+        const auto& feed_forward = stack->blocks[i]->feed_forward->feed_forward;
+        sites.push_back({feed_forward->place, feed_forward, stack->is_decoder && options.head == Head::kLanguageModel});
       }
     }
     return sites;

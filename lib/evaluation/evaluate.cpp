@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/interrupt.h"
@@ -39,47 +40,59 @@ io::Json SplitResult::to_json() const {
   return json;
 }
 
+std::vector<std::size_t> batch_order(const std::vector<tasks::Encoded>& examples, bool by_length) {
+  std::vector<std::size_t> order(examples.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (by_length) {
+    std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return examples[i].ids.size(); });
+  }
+  return order;
+}
+
 SplitResult evaluate_split(backbones::Backbone& model, const Objective& objective, tasks::Kind kind,
                            const std::string& name, const std::vector<tasks::Encoded>& examples,
-                           const std::vector<std::string>& metrics, const std::vector<std::string>& labels,
-                           std::int64_t batch_size) {
+                           std::span<const std::size_t> order, const std::vector<std::string>& metrics,
+                           const std::vector<std::string>& labels, std::int64_t batch_size) {
   const torch::NoGradGuard no_grad;
   SplitResult result{.name = name};
+  result.predictions.resize(examples.size());
   double loss_sum = 0.0;
-  std::vector<int> gold_classes, predicted_classes, all_classes;
-  std::vector<double> gold_scores, predicted_scores, all_scores;
-  for (std::size_t at = 0; at < examples.size(); at += static_cast<std::size_t>(batch_size)) {
+  for (std::size_t at = 0; at < order.size(); at += static_cast<std::size_t>(batch_size)) {
     throw_if_interrupted();
+    const auto indices = order.subspan(at, std::min(static_cast<std::size_t>(batch_size), order.size() - at));
     std::vector<const tasks::Encoded*> members;
-    for (std::size_t i = at; i < std::min(examples.size(), at + static_cast<std::size_t>(batch_size)); ++i) {
-      members.push_back(&examples[i]);
-    }
+    for (const auto i : indices) members.push_back(&examples[i]);
     const auto batch = objective.batch(members);
     nn::ForwardContext context;
     const auto logits_BC = model.forward(batch.inputs, context);
     if (batch.num_units > 0) loss_sum += objective.loss_sum(batch, logits_BC).item<double>();
     const auto on_cpu = logits_BC.to(at::kCPU, at::kFloat).contiguous();
     const auto* row = on_cpu.const_data_ptr<float>();
-    for (const auto* example : members) {
-      Prediction p{.gold = example->label, .logits = {row, row + on_cpu.size(1)}};
+    for (const auto i : indices) {
+      Prediction p{.gold = examples[i].label, .logits = {row, row + on_cpu.size(1)}};
       row += on_cpu.size(1);
-      if (kind == tasks::Kind::kRegression) {
-        p.predicted = static_cast<double>(p.logits[0]);
-        all_scores.push_back(p.predicted);
-        if (p.gold) {
-          gold_scores.push_back(*p.gold);
-          predicted_scores.push_back(p.predicted);
-        }
-      } else {
-        const auto best = static_cast<int>(std::ranges::max_element(p.logits) - p.logits.begin());
-        p.predicted = best;
-        all_classes.push_back(best);
-        if (p.gold) {
-          gold_classes.push_back(static_cast<int>(*p.gold));
-          predicted_classes.push_back(best);
-        }
+      p.predicted = kind == tasks::Kind::kRegression
+                        ? static_cast<double>(p.logits[0])
+                        : static_cast<double>(std::ranges::max_element(p.logits) - p.logits.begin());
+      result.predictions[i] = std::move(p);
+    }
+  }
+
+  std::vector<int> gold_classes, predicted_classes, all_classes;
+  std::vector<double> gold_scores, predicted_scores, all_scores;
+  for (const auto& p : result.predictions) {
+    if (kind == tasks::Kind::kRegression) {
+      all_scores.push_back(p.predicted);
+      if (p.gold) {
+        gold_scores.push_back(*p.gold);
+        predicted_scores.push_back(p.predicted);
       }
-      result.predictions.push_back(std::move(p));
+    } else {
+      all_classes.push_back(static_cast<int>(p.predicted));
+      if (p.gold) {
+        gold_classes.push_back(static_cast<int>(*p.gold));
+        predicted_classes.push_back(static_cast<int>(p.predicted));
+      }
     }
   }
   result.num_scored = static_cast<std::int64_t>(gold_classes.size() + gold_scores.size());
@@ -167,14 +180,14 @@ SplitResult evaluate_generated(backbones::Backbone& model, const Objective& obje
 }
 
 SplitResult evaluate_loss(backbones::Backbone& model, const Objective& objective, const std::string& name,
-                          std::size_t num_examples, std::int64_t batch_size,
-                          const std::function<Batch(std::size_t begin, std::size_t end)>& make_batch) {
+                          std::span<const std::size_t> order, std::int64_t batch_size,
+                          const std::function<Batch(std::span<const std::size_t> examples)>& make_batch) {
   const torch::NoGradGuard no_grad;
   SplitResult result{.name = name};
   double loss_sum = 0.0, units = 0.0;
-  for (std::size_t at = 0; at < num_examples; at += static_cast<std::size_t>(batch_size)) {
+  for (std::size_t at = 0; at < order.size(); at += static_cast<std::size_t>(batch_size)) {
     throw_if_interrupted();
-    const auto batch = make_batch(at, std::min(num_examples, at + static_cast<std::size_t>(batch_size)));
+    const auto batch = make_batch(order.subspan(at, std::min(static_cast<std::size_t>(batch_size), order.size() - at)));
     nn::ForwardContext context;
     loss_sum += objective.loss_sum(batch, model.forward(batch.inputs, context)).item<double>();
     units += batch.num_units;

@@ -37,11 +37,15 @@ struct SplitResult {
   io::Json to_json() const;
 };
 
+/// The order in which examples are put into batches: as they stand, or the longest first.
+std::vector<std::size_t> batch_order(const std::vector<tasks::Encoded>& examples, bool by_length);
+
 /// Scores a split of classes or of numbers; rows without a label are predicted and not scored.
+/// @param order  of the examples in batches; predictions are in the examples' own
 SplitResult evaluate_split(backbones::Backbone& model, const Objective& objective, tasks::Kind kind,
                            const std::string& name, const std::vector<tasks::Encoded>& examples,
-                           const std::vector<std::string>& metrics, const std::vector<std::string>& labels,
-                           std::int64_t batch_size);
+                           std::span<const std::size_t> order, const std::vector<std::string>& metrics,
+                           const std::vector<std::string>& labels, std::int64_t batch_size);
 
 /// Scores a split whose answers the model writes: greedy generation, up to the length of the longest target there can
 /// be, turned back into a class or a score. An answer that names no class is wrong, and for `f1` the wrong one of two
@@ -52,9 +56,9 @@ SplitResult evaluate_generated(backbones::Backbone& model, const Objective& obje
                                const std::vector<std::string>& metrics, const std::vector<std::string>& labels,
                                std::int64_t batch_size, const text::T5Tokenizer& tokenizer);
 
-/// Mean loss of a text-to-text split. @param make_batch  batch of the examples [begin, end)
+/// Mean loss of a text-to-text split. @param make_batch  batch of these examples
 SplitResult evaluate_loss(backbones::Backbone& model, const Objective& objective, const std::string& name,
-                          std::size_t num_examples, std::int64_t batch_size,
-                          const std::function<Batch(std::size_t begin, std::size_t end)>& make_batch);
+                          std::span<const std::size_t> order, std::int64_t batch_size,
+                          const std::function<Batch(std::span<const std::size_t> examples)>& make_batch);
 
 }  // namespace mergex::evaluation

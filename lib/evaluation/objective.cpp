@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace mergex::evaluation {
 namespace {
 
@@ -78,17 +80,67 @@ Batch Objective::text_batch(std::span<const tasks::Encoded* const> examples) con
   return batch(inputs, targets);
 }
 
-Tensor Objective::loss_sum(const Batch& batch, const Tensor& logits) const {
+Tensor Objective::loss_sum(const Batch& batch, const Tensor& logits) const { return loss_sum(batch, logits, {}); }
+
+Tensor Objective::training_loss_sum(const Batch& batch, const Tensor& logits) const {
+  return loss_sum(batch, logits, training_);
+}
+
+Tensor Objective::loss_sum(const Batch& batch, const Tensor& logits, const TrainingLoss& options) const {
   const auto reduction = torch::Reduction::Sum;
   auto wide = widened(logits);
   if (batch.inputs.labels_BU.defined()) {
-    return at::cross_entropy_loss(wide.flatten(0, 1), batch.inputs.labels_BU.flatten(), {}, reduction, -100);
+    return at::cross_entropy_loss(wide.flatten(0, 1), batch.inputs.labels_BU.flatten(), {}, reduction, -100,
+                                  options.label_smoothing);
   }
   if (batch.labelled_B.defined()) wide = wide.index({batch.labelled_B});
   if (kind_ == tasks::Kind::kRegression) {
     return at::mse_loss(wide.squeeze(1), batch.gold_B.to(wide.scalar_type()), reduction);
   }
-  return at::cross_entropy_loss(wide, batch.gold_B, {}, reduction);
+  std::optional<Tensor> weight_C;
+  if (!options.class_weights.empty()) weight_C = torch::tensor(options.class_weights, at::kDouble).to(wide.options());
+  return at::cross_entropy_loss(wide, batch.gold_B, weight_C, reduction, -100, options.label_smoothing);
+}
+
+double Objective::training_weight(std::span<const tasks::Encoded* const> examples) const {
+  double sum = 0.0;
+  for (const auto* example : examples) {
+    if (!example->label) continue;
+    sum += training_.class_weights.empty() ? 1.0 : training_.class_weights[static_cast<std::size_t>(*example->label)];
+  }
+  return sum;
+}
+
+TrainingLoss TrainingLoss::read(io::JsonObject& training) {
+  TrainingLoss loss;
+  training.optional("label_smoothing", loss.label_smoothing, {.at_least = 0.0, .below = 1.0});
+  if (training.peek("class_weights").is_string()) {
+    loss.balanced = true;
+    const auto word = training.required<std::string>("class_weights");
+    if (word != "balanced") training.fail_value("class_weights", "expected \"balanced\", or a number for each class");
+  } else if (training.has("class_weights")) {
+    loss.class_weights = training.required<std::vector<double>>("class_weights", {.above = 0.0});
+  }
+  return loss;
+}
+
+std::vector<double> balanced_weights(std::span<const tasks::Encoded> examples, std::span<const std::string> labels,
+                                     const std::string& origin) {
+  std::vector<double> counts(labels.size());
+  double total = 0.0;
+  for (const auto& example : examples) {
+    if (!example.label) continue;
+    counts[static_cast<std::size_t>(*example.label)] += 1.0;
+    total += 1.0;
+  }
+  for (std::size_t c = 0; c < labels.size(); ++c) {
+    if (counts[c] == 0.0) {
+      fail("{}: got \"balanced\", but class \"{}\" has no training example; give a number for each class", origin,
+           labels[c]);
+    }
+    counts[c] = total / (static_cast<double>(labels.size()) * counts[c]);
+  }
+  return counts;
 }
 
 }  // namespace mergex::evaluation

@@ -252,17 +252,21 @@ fs::path JsonObject::required_path(std::string_view key) {
   return *found;
 }
 
+JsonObject JsonObject::child(const Json& value, std::string pointer) const {
+  auto state = std::make_shared<State>();
+  state->document = state_->document;
+  state->value = &value;
+  state->pointer = std::move(pointer);
+  state->resolved = state_->resolved;
+  if (state->resolved) (*state->resolved)[Json::json_pointer(state->pointer)] = Json::object();
+  return JsonObject(std::move(state));
+}
+
 std::optional<JsonObject> JsonObject::object(std::string_view key) {
   const auto* found = claim(key);
   if (found == nullptr) return std::nullopt;
   if (!found->is_object()) fail_value(key, "expected an object");
-  auto state = std::make_shared<State>();
-  state->document = state_->document;
-  state->value = found;
-  state->pointer = state_->pointer + "/" + escape_pointer(key);
-  state->resolved = state_->resolved;
-  record(key, Json::object());
-  return JsonObject(std::move(state));
+  return child(*found, state_->pointer + "/" + escape_pointer(key));
 }
 
 JsonObject JsonObject::required_object(std::string_view key) {
@@ -273,13 +277,20 @@ JsonObject JsonObject::required_object(std::string_view key) {
 
 JsonObject JsonObject::object_or_empty(std::string_view key) {
   if (auto found = object(key)) return *found;
-  auto state = std::make_shared<State>();
-  state->document = state_->document;
-  state->value = &empty_object();
-  state->pointer = state_->pointer + "/" + escape_pointer(key);
-  state->resolved = state_->resolved;
-  record(key, Json::object());
-  return JsonObject(std::move(state));
+  return child(empty_object(), state_->pointer + "/" + escape_pointer(key));
+}
+
+std::vector<JsonObject> JsonObject::objects(std::string_view key) {
+  const auto* found = claim(key);
+  if (found == nullptr) return {};
+  std::vector<JsonObject> result;
+  if (!found->is_array()) fail_value(key, "expected an array of objects");
+  record(key, Json::array());
+  for (const auto& item : *found) {
+    if (!item.is_object()) fail_value(key, "expected an array of objects");
+    result.push_back(child(item, fmt::format("{}/{}/{}", state_->pointer, escape_pointer(key), result.size())));
+  }
+  return result;
 }
 
 std::optional<Json> JsonObject::any(std::string_view key) {

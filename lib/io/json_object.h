@@ -75,6 +75,8 @@ class JsonObject {
   JsonObject required_object(std::string_view key);
   /// As `object`, but an absent one reads like an empty one (so that its defaults are recorded).
   JsonObject object_or_empty(std::string_view key);
+  /// An array of objects; empty where the key is absent.
+  std::vector<JsonObject> objects(std::string_view key);
   /// Any value, claimed whole; recorded as it is.
   std::optional<Json> any(std::string_view key);
 
@@ -102,6 +104,7 @@ class JsonObject {
   bool read(std::string_view key, std::vector<double>& value, const Range& range);
   bool read(std::string_view key, std::vector<std::string>& value, const Range&);
 
+  JsonObject child(const Json& value, std::string pointer) const;
   const Json* claim(std::string_view key);
   void record(std::string_view key, Json value);
   std::filesystem::path absolute(const std::string& text, const std::string& pointer) const;

@@ -13,6 +13,8 @@ namespace mergex::nn {
 struct ForwardContext {
   bool training = false;
   tensor::RandomStreams* random = nullptr;  ///< needed while training with dropout or noise
+  /// Keep the activations between blocks alone, and compute a block's own again in the backward pass.
+  bool recompute_blocks = false;
 
   /// [B, T] of the stack that runs now: 1 for a real token, 0 for padding; undefined when all are real.
   Tensor mask_BT = {};

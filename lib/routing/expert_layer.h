@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nn/linear.h"
+#include "tensor/autocast.h"
 
 namespace mergex::routing {
 
@@ -25,6 +26,7 @@ struct ParameterCounts {
 struct ExpertLayer : nn::Projection {
   /// @param random  the run's streams, needed while training
   void begin(bool training, tensor::RandomStreams* random) {
+    const tensor::NoAutocast own_dtype;  // masks, curvature and mixtures keep their dtype in any precision
     ++num_begun_;
     prepare(training, random);
   }

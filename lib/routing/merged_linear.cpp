@@ -40,6 +40,18 @@ Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN) {
   return merged_UM.view({scores_UN.size(0), terms.size(1), terms.size(2)});
 }
 
+Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN) {
+  if (tensor::Autocast::current(x_UTI.device().type()) == at::kFloat && can_tile_product(x_UTI, mixture.terms_NOI)) {
+    return tiled_product(x_UTI, mixture.terms_NOI, mixture.base_OI, scores_UN);
+  }
+  Tensor merged_UOI;
+  {
+    const tensor::NoAutocast own_dtype;
+    merged_UOI = merge_weights(mixture, scores_UN);
+  }
+  return torch::bmm(x_UTI, merged_UOI.transpose(1, 2));
+}
+
 Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT) {
   if (!mask_BT.defined()) return x_BTD.mean(1);
   const auto weight_BT = mask_BT.to(x_BTD.scalar_type());
@@ -93,15 +105,17 @@ void MergedLinear::collect_backward(std::vector<Tensor>& roots, std::vector<Tens
 
 Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   TORCH_CHECK(leaf_.terms_NOI.defined(), "begin() must be called before a step or an evaluation");
-  const auto routed = router->forward(masked_mean(x_BTI, context.mask_BT), context);
-  if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
-  if (!context.training) statistics_.add(routed.scores_UN);
-  ++num_merges;
-  if (can_tile_product(x_BTI, leaf_.terms_NOI)) {
-    return tiled_product(x_BTI, leaf_.terms_NOI, leaf_.base_OI, routed.scores_UN);
+  Tensor scores_UN;
+  {
+    const tensor::NoAutocast own_dtype;  // only the product with the merged weight may be in less
+    const auto wide = at::promote_types(x_BTI.scalar_type(), at::kFloat);
+    const auto routed = router->forward(masked_mean(x_BTI.to(wide), context.mask_BT), context);
+    if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
+    if (!context.training) statistics_.add(routed.scores_UN);
+    ++num_merges;
+    scores_UN = routed.scores_UN;
   }
-  const auto merged_BOI = merge_weights(leaf_, routed.scores_UN);
-  return torch::bmm(x_BTI, merged_BOI.transpose(1, 2));
+  return merged_product(x_BTI, leaf_, scores_UN);
 }
 
 ParameterCounts MergedLinear::count() const {

@@ -32,6 +32,11 @@ Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Ten
 /// Merged weights of every unit, [U, O, I], by one product of scores [U, N] and terms [N, O * I].
 Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN);
 
+/// y_u = x_u (merged weight of unit u)^T, in tiles where the tensors allow it (float32 or float64 on the CPU), else by
+/// merging first. Under autocast only this product is in less than float32.
+/// @param x_UTI  @return [U, T, O]
+Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN);
+
 /// Mean over the real tokens of each sentence. @param x_BTD  @param mask_BT  undefined: all are real  @return [B, D]
 Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT);
 

@@ -5,7 +5,8 @@
 namespace mergex::routing {
 
 Tensor mix_outputs(const Tensor& x_TI, const Tensor& experts_NOI, const Tensor& scores_TN) {
-  auto y_TO = torch::zeros({x_TI.size(0), experts_NOI.size(1)}, x_TI.options().requires_grad(false));
+  const auto wide = at::promote_types(x_TI.scalar_type(), scores_TN.scalar_type());  // differ in mixed precision
+  auto y_TO = torch::zeros({x_TI.size(0), experts_NOI.size(1)}, x_TI.options().dtype(wide).requires_grad(false));
   for (std::int64_t i = 0; i < experts_NOI.size(0); ++i) {
     const auto score_T = scores_TN.select(1, i);
     const auto tokens = torch::nonzero(score_T.detach()).squeeze(1);
@@ -27,7 +28,10 @@ Tensor SmoeLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   Tensor real;
   if (context.mask_BT.defined()) real = torch::nonzero(context.mask_BT.reshape(-1)).squeeze(1);
   const auto x_TI = real.defined() ? flat.index_select(0, real) : flat;
-  const auto routed = router->forward(x_TI, context);
+  const auto routed = [&] {
+    const tensor::NoAutocast own_dtype;
+    return router->forward(x_TI.to(at::promote_types(x_TI.scalar_type(), at::kFloat)), context);
+  }();
   if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
   if (!context.training) statistics_.add(routed.scores_UN);
   auto y = mix_outputs(x_TI, experts, routed.scores_UN);

@@ -1,6 +1,9 @@
 #include <algorithm>
 
+#include "core/error.h"
+#include "training/precision.h"
 #include "training/trainer.h"
+#include "training/weight_average.h"
 
 namespace mergex::training {
 
@@ -18,9 +21,19 @@ TrainingOptions TrainingOptions::read(io::JsonObject training, io::JsonObject ev
   if (has_epochs) o.epochs = training.required<std::int64_t>("epochs", {.at_least = 1, .at_most = 1e6});
   training.optional("batch_size", o.batch_size, counts);
   training.optional("gradient_accumulation", o.gradient_accumulation, counts);
-  o.optimizer = AdamWOptions::read(training.required_object("optimizer"));
+  o.optimizer = OptimizerOptions::read(training.required_object("optimizer"));
+  o.parameter_groups = read_parameter_groups(training, o.optimizer);
   o.schedule = Schedule::read(training.object_or_empty("schedule"));
+  if (!o.optimizer.learning_rate && (o.schedule.kind != Schedule::Kind::kConstant || o.schedule.warmup(1000) > 0)) {
+    fail("{}: {} chooses its own learning rate (relative_step); expected {{\"name\": \"constant\"}} without "
+         "warm-up",
+         training.where("schedule"), o.optimizer.name);
+  }
   training.optional("max_grad_norm", o.max_grad_norm, {.at_least = 0.0});
+  o.precision = read_precision(training);
+  training.optional("activation_checkpointing", o.activation_checkpointing);
+  training.optional("length_bucketing", o.length_bucketing);
+  o.average_decay = read_average_decay(training);
   training.optional("log_every", o.log_every, counts);
   training.optional("save_every", o.save_every, {.at_least = 0, .at_most = 1e9});
   training.optional("keep_checkpoints", o.keep_checkpoints, counts);
@@ -34,6 +47,7 @@ TrainingOptions TrainingOptions::read(io::JsonObject training, io::JsonObject ev
   }
   evaluation.optional("batch_size", o.evaluation_batch_size, counts);
   evaluation.optional("select_best_by", o.select_best_by);
+  o.early_stopping = EarlyStopping::read(evaluation);
   evaluation.finish();
   return o;
 }

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace mergex::training {
 
 Schedule Schedule::read(io::JsonObject options) {
   Schedule s;
-  const std::vector<std::string> names{"linear", "constant"};
+  const std::vector<std::string> names{"linear", "cosine", "constant"};
   s.kind = static_cast<Kind>(options.choice("name", names, 0));
   const bool has_steps = options.optional("warmup_steps", s.warmup_steps, {.at_least = 0});
   if (options.optional("warmup_ratio", s.warmup_ratio, {.at_least = 0.0, .below = 1.0}) && s.warmup_ratio > 0.0 &&
@@ -27,8 +28,9 @@ double Schedule::factor(std::int64_t step, std::int64_t num_steps) const {
   const auto rise = warmup(num_steps);
   if (step < rise) return static_cast<double>(step) / static_cast<double>(rise);
   if (kind == Kind::kConstant) return 1.0;
-  return static_cast<double>(std::max<std::int64_t>(num_steps - step, 0)) /
-         static_cast<double>(std::max<std::int64_t>(num_steps - rise, 1));
+  const auto left = static_cast<double>(std::max<std::int64_t>(num_steps - step, 0)) /
+                    static_cast<double>(std::max<std::int64_t>(num_steps - rise, 1));
+  return kind == Kind::kLinear ? left : 0.5 * (1.0 - std::cos(std::numbers::pi * left));
 }
 
 }  // namespace mergex::training

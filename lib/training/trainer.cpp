@@ -11,11 +11,17 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/log.h"
-#include "core/random.h"
+#include "tensor/autocast.h"
+#include "training/data_order.h"
+#include "training/gradients.h"
+#include "training/precision.h"
+#include "training/weight_average.h"
 
 namespace mergex::training {
 namespace fs = std::filesystem;
 namespace {
+
+const std::string kOptimizer = "optimizer.", kRandom = "random.";  // prefixes in the training state
 
 using Clock = std::chrono::steady_clock;
 
@@ -87,11 +93,18 @@ class Trainer {
   Trainer(const TrainingOptions& options, Run& run)
       : o_(options),
         run_(run),
-        optimizer_(run.parameters, options.optimizer),
+        trained_(trained_parameters(run.parameters, options.optimizer, options.parameter_groups)),
+        optimizer_(options.optimizer.make(trained_)),
+        loss_scale_(options.precision),
+        early_stopping_(options.early_stopping),
         checkpoints_(run.folder / "checkpoints"),
         metrics_(run.folder / "metrics.jsonl"),
         steps_per_epoch_(options.steps_per_epoch(run.num_examples)),
-        num_steps_(options.num_steps(run.num_examples)) {}
+        num_steps_(options.num_steps(run.num_examples)) {
+    for (const auto& [name, p] : run.parameters) p.set_requires_grad(false);
+    for (const auto& p : trained_) p.value.set_requires_grad(true);
+    if (options.average_decay) average_.emplace(trained_, *options.average_decay);
+  }
 
   TrainingResult train() {
     start_or_resume();
@@ -100,7 +113,7 @@ class Trainer {
     try {
       while (true) {
         if (evaluation_is_due() && evaluated_step_ != step_) evaluate_and_save();
-        if (step_ == num_steps_) break;
+        if (step_ == num_steps_ || stops_early()) break;
         throw_if_interrupted();
         train_step();
         if (o_.save_every > 0 && step_ % o_.save_every == 0 && !evaluation_is_due()) save();
@@ -110,7 +123,7 @@ class Trainer {
       throw;
     }
     run_.read_model(checkpoints_.best());
-    return {step_, best_step_, best_, last_};
+    return {step_, best_step_, best_, last_, stops_early() && step_ < num_steps_};
   }
 
  private:
@@ -119,6 +132,8 @@ class Trainer {
     if (step_ == 0) return false;
     return step_ % (o_.evaluate_every > 0 ? o_.evaluate_every : steps_per_epoch_) == 0;
   }
+
+  bool stops_early() const { return early_stopping_ && early_stopping_->should_stop(); }
 
   void start_or_resume() {
     const auto newest = checkpoints_.newest();
@@ -130,14 +145,14 @@ class Trainer {
     const auto state = checkpoints_.load_state(*newest);
     std::map<std::string, Tensor> moments, streams;
     for (const auto& [name, value] : state.tensors) {
-      if (name.starts_with("optimizer.")) {
-        moments.emplace(name.substr(10), value);
-      } else {
-        streams.emplace(name.substr(std::string_view("random.").size()), value);
-      }
+      if (name.starts_with(kOptimizer)) moments.emplace(name.substr(kOptimizer.size()), value);
+      if (name.starts_with(kRandom)) streams.emplace(name.substr(kRandom.size()), value);
     }
-    optimizer_.restore(moments);
+    optimizer_->restore(moments);
     run_.random->restore(streams);
+    loss_scale_.restore(state);
+    if (average_) average_->restore(state);
+    if (early_stopping_) early_stopping_->restore(state);
     const auto& v = state.values;
     step_ = v.at("step");
     evaluated_step_ = v.at("evaluated_step");
@@ -155,17 +170,25 @@ class Trainer {
 
   TrainingState state() const {
     TrainingState s;
-    for (auto& [name, value] : optimizer_.state()) s.tensors.emplace("optimizer." + name, value);
-    for (auto& [name, value] : run_.random->states()) s.tensors.emplace("random." + name, value);
+    for (auto& [name, value] : optimizer_->state()) s.tensors.emplace(kOptimizer + name, value);
+    for (auto& [name, value] : run_.random->states()) s.tensors.emplace(kRandom + name, value);
     s.values = {{"step", step_},           {"evaluated_step", evaluated_step_}, {"best_step", best_step_},
                 {"best", best_},           {"last", last_},                     {"window_loss", window_loss_},
                 {"window_steps", window_steps_}, {"metrics_bytes", metrics_.bytes()}};
+    loss_scale_.save(s);
+    if (average_) average_->save(s);
+    if (early_stopping_) early_stopping_->save(s);
     return s;
+  }
+
+  void write_model(const fs::path& folder) {
+    const AveragedWeights averaged(average_);
+    run_.write_model(folder);
   }
 
   void save() {
     metrics_.sync();
-    checkpoints_.save(step_, state(), run_.write_model);
+    checkpoints_.save(step_, state(), [this](const fs::path& folder) { write_model(folder); });
     if (best_step_ >= 0) checkpoints_.point_best(best_step_);
     checkpoints_.prune(o_.keep_checkpoints, best_step_);
   }
@@ -173,14 +196,17 @@ class Trainer {
   void save_interrupted() {
     if (step_ == 0) return;
     if (!fs::exists(run_.folder / "checkpoints" / fmt::format("step-{}", step_))) {
-      checkpoints_.save_interrupted(step_, state(), run_.write_model);
+      checkpoints_.save_interrupted(step_, state(), [this](const fs::path& folder) { write_model(folder); });
     }
     log::info("saved at step {}; continue with --resume", step_);
   }
 
   void evaluate_and_save() {
     const auto start = Clock::now();
-    const auto evaluation = run_.evaluate();
+    const auto evaluation = [this] {
+      const AveragedWeights averaged(average_);
+      return run_.evaluate();
+    }();
     last_ = evaluation.selected;
     const bool better = best_step_ < 0 || (run_.higher_is_better ? last_ > best_ : last_ < best_);
     if (better) {
@@ -188,22 +214,24 @@ class Trainer {
       best_step_ = step_;
     }
     evaluated_step_ = step_;
+    if (early_stopping_) early_stopping_->observe(last_, run_.higher_is_better);
     io::Json line{{"step", step_}, {"evaluation", evaluation.metrics}};
     metrics_.append(line);
     time_line({{"step", step_}, {"evaluation_s", seconds_since(start)}});
     log::info("step {:>5}/{} | {} | {}", step_, num_steps_, evaluation_text(evaluation.metrics),
               better ? "best so far" : fmt::format("best was {:.4f} at step {}", best_, best_step_));
     save();
+    if (stops_early() && step_ < num_steps_) log::info("stopped early: evaluations gain no more");
   }
 
   void train_step() {
     const auto epoch = step_ / steps_per_epoch_;
+    const auto per_step = static_cast<std::size_t>(o_.batch_size * o_.gradient_accumulation);
     if (epoch != order_epoch_) {
-      order_ = random_permutation(static_cast<std::size_t>(run_.num_examples),
-                                  stream_seed(run_.seed, fmt::format("data_order/{}", epoch)));
+      order_ = epoch_order(static_cast<std::size_t>(run_.num_examples), run_.seed, epoch,
+                           o_.length_bucketing ? run_.lengths : std::vector<std::int64_t>{}, per_step);
       order_epoch_ = epoch;
     }
-    const auto per_step = static_cast<std::size_t>(o_.batch_size * o_.gradient_accumulation);
     const auto begin = static_cast<std::size_t>(step_ % steps_per_epoch_) * per_step;
     const std::span<const std::size_t> examples(order_.begin() + static_cast<std::ptrdiff_t>(begin),
                                                 std::min(per_step, order_.size() - begin));
@@ -215,10 +243,12 @@ class Trainer {
       run_.random->restore(streams_before);
       throw;
     }
-    const auto norm = clip_gradients(run_.parameters, o_.max_grad_norm);
-    if (!std::isfinite(loss_) || !std::isfinite(norm)) stop_not_finite(examples, epoch, streams_before);
-    const auto lr = o_.optimizer.learning_rate * o_.schedule.factor(step_, num_steps_);
-    optimizer_.step(lr);
+    loss_scale_.unscale(trained_);
+    const auto norm = clip_gradients(trained_, o_.max_grad_norm);
+    const bool skipped = std::isfinite(loss_) && loss_scale_.overflowed(std::isfinite(norm));
+    if (!skipped && !(std::isfinite(loss_) && std::isfinite(norm))) stop_not_finite(examples, epoch, streams_before);
+    const auto lr = skipped ? 0.0 : optimizer_->step(o_.schedule.factor(step_, num_steps_));
+    if (average_) average_->update();
     ++step_;
     examples_seen_ += static_cast<std::int64_t>(examples.size());
     window_loss_ += loss_;
@@ -228,7 +258,7 @@ class Trainer {
 
   /// Leaves the gradient of the mean loss over all examples of the step.
   void accumulate(std::span<const std::size_t> examples, std::int64_t epoch) {
-    optimizer_.zero_grad();
+    zero_gradients(trained_);
     if (run_.experts != nullptr) run_.experts->begin(/*training=*/true, run_.random);
     const auto units = run_.count_units(examples, epoch);
     const auto size = static_cast<std::size_t>(o_.batch_size);
@@ -236,15 +266,21 @@ class Trainer {
     Tensor total;
     for (std::size_t at = 0; at < examples.size(); at += size) {
       throw_if_interrupted();
-      nn::ForwardContext context{.training = true, .random = run_.random};
-      auto loss = run_.loss_sum(examples.subspan(at, std::min(size, examples.size() - at)), epoch, context) / units;
+      nn::ForwardContext context{
+          .training = true, .random = run_.random, .recompute_blocks = o_.activation_checkpointing};
+      auto loss = loss_sum(examples.subspan(at, std::min(size, examples.size() - at)), epoch, context) / units;
       total = total.defined() ? total + loss.detach() : loss.detach();
       // A balance loss belongs to its micro-batch: the step takes their mean.
       for (const auto& auxiliary : context.auxiliary_losses) loss = loss + auxiliary / num_batches;
-      loss.backward();
+      loss_scale_.scaled(loss).backward();
     }
     if (run_.experts != nullptr) run_.experts->finish_backward();
     loss_ = total.item<double>();
+  }
+
+  Tensor loss_sum(std::span<const std::size_t> examples, std::int64_t epoch, nn::ForwardContext& context) {
+    const tensor::Autocast precision(trained_[0].value.device().type(), o_.precision);
+    return run_.loss_sum(examples, epoch, context);
   }
 
   [[noreturn]] void stop_not_finite(std::span<const std::size_t> examples, std::int64_t epoch,
@@ -261,18 +297,19 @@ class Trainer {
       nn::ForwardContext context{.training = true, .random = run_.random, .probe = look};
       const auto size = static_cast<std::size_t>(o_.batch_size);
       for (std::size_t at = 0; at < examples.size() && culprit.empty(); at += size) {
-        look("loss", run_.loss_sum(examples.subspan(at, std::min(size, examples.size() - at)), epoch, context));
+        look("loss", loss_sum(examples.subspan(at, std::min(size, examples.size() - at)), epoch, context));
       }
     }
     if (culprit.empty()) {
-      for (const auto& [name, p] : run_.parameters) {
-        if (p.grad().defined()) look("the gradient of " + name, p.grad());
+      for (const auto& p : trained_) {
+        if (p.value.grad().defined()) look("the gradient of " + p.name, p.value.grad());
       }
     }
     throw GuardError(fmt::format(
-        "step {}: the loss or gradient is not finite (loss {}); first tensor that is not: {}; lower "
+        "step {}: the loss or gradient is not finite (loss {}); first tensor that is not: {}; {}lower "
         "/training/optimizer/learning_rate, or check the data and the checkpoint",
-        step_, std::isnan(loss_) ? std::string("nan") : fmt::format("{}", loss_), culprit.empty() ? "none any more" : culprit));
+        step_, std::isnan(loss_) ? std::string("nan") : fmt::format("{}", loss_), culprit.empty() ? "none any more" : culprit,
+        o_.precision == at::kHalf ? "float16 ends at 65504: set /training/precision to bfloat16, " : ""));
   }
 
   void report(double norm, double lr) {
@@ -311,7 +348,11 @@ class Trainer {
 
   const TrainingOptions& o_;
   Run& run_;
-  AdamW optimizer_;
+  const std::vector<TrainedParameter> trained_;
+  std::unique_ptr<Optimizer> optimizer_;
+  LossScale loss_scale_;
+  std::optional<WeightAverage> average_;
+  std::optional<EarlyStopping> early_stopping_;
   CheckpointFolders checkpoints_;
   MetricsFile metrics_;
   const std::int64_t steps_per_epoch_, num_steps_;

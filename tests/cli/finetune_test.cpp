@@ -206,6 +206,25 @@ TEST_CASE("rows without a label are predicted and never scored (E16)", "[cli][la
   CHECK_FALSE(fs::exists(project / "none"));
 }
 
+TEST_CASE("every option of the trainer together, from the plan to the result", "[cli]") {
+  const test::TinyProject project;
+  const auto recipe = project.featured_recipe(60);
+  const auto plan = project.finetune(recipe, "plan", {"--dry-run"});
+  CHECK_THAT(plan.out, Contains("group       encoder.*.layer_norm.weight: 32 parameters in 2 tensors, frozen") &&
+                           Contains("group       *.router.*: ") && Contains("tensors, learning_rate 0.05") &&
+                           Contains("adafactor with peak learning rate 0.02") && Contains("| trained "));
+  const auto json = io::parse_json(project.finetune(recipe, "plan", {"--dry-run", "--json"}).out, "plan")[0];
+  CHECK(json["parameters"]["trained"].get<int>() == json["parameters"]["total"].get<int>() - 32);
+
+  const auto run = project.finetune(recipe, "out");
+  const auto result = test::read_json(project / "out/results.json");
+  CHECK(result["stopped_early"] == (result["steps"] < 60));
+  // The resolved recipe runs again, and gives the same.
+  const test::TinyProject elsewhere;
+  elsewhere.finetune(test::read_json(project / "out/recipe.resolved.json"), "out");
+  CHECK(test::differences(test::contents(project / "out"), test::contents(elsewhere / "out")).empty());
+}
+
 TEST_CASE("the resolved recipe runs again, and gives the same", "[cli][law]") {
   const test::TinyProject project;
   project.finetune(project.random_recipe(4), "out");

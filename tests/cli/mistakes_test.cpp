@@ -99,6 +99,24 @@ TEST_CASE("ten mistakes give ten lines that name the place and the repair", "[cl
                Contains("--device: got \"gpu\", expected auto, cpu, cuda or cuda:N"));
     CHECK_THAT(m.error(file, {"--device", "cuda:one"}), Contains("--device: got \"cuda:one\""));
   }
+  SECTION("options of the trainer that do not fit the model or the data") {
+    recipe["training"]["parameter_groups"] = {{{"pattern", "encoder.*"}, {"learning_rate", 0.1}},
+                                              {{"pattern", "decodr.*.wo.weight"}, {"frozen", true}}};
+    CHECK_THAT(m.error_of_both(recipe),
+               Contains("recipe.json#/training/parameter_groups/1/pattern: got \"decodr.*.wo.weight\"") &&
+                   Contains("the nearest is \"decoder.block.0.layer.2.DenseReluDense.wo.weight\""));
+    recipe = m.recipe();
+    recipe["training"]["class_weights"] = {1, 2, 3};
+    CHECK_THAT(m.error_of_both(recipe),
+               Contains("recipe.json#/training/class_weights: got 3 numbers, but the task has 2 classes: old, new"));
+    recipe["training"]["class_weights"] = "balanced";
+    test::write_text(m.project / "train.tsv", "text\tlabel\nin the beginning\told\n");
+    CHECK_THAT(m.error(recipe), Contains("/class_weights: got \"balanced\", but class \"new\" has no training example"));
+    recipe = m.recipe();
+    recipe["model"]["dtype"] = "float64";
+    recipe["training"]["precision"] = "bfloat16";
+    CHECK_THAT(m.error(recipe), Contains("recipe.json#/training/precision: ") && Contains("/model/dtype is float64"));
+  }
   SECTION("repeated JSON key") {
     auto text = recipe.dump(2);
     text.insert(text.find("\"batch_size\""), "\"batch_size\": 4,\n");

@@ -95,6 +95,22 @@ TEST_CASE("a run that was killed thirty times ends with the same bytes (E2, E11)
   survives(sweep_over(project.random_recipe(90)), 30, 2);
 }
 
+Json all_features(Json recipe) {
+  recipe["sweep"] = {{"/training/precision", {"float16", "bfloat16"}}};
+  return recipe;
+}
+
+TEST_CASE("a run with every option of the trainer that was killed ends with the same bytes (E2)", "[cli][law]") {
+  const test::TinyProject project;
+  survives(all_features(project.featured_recipe(12)), 4, 3);
+}
+
+TEST_CASE("a run with every option of the trainer that was killed thirty times ends with the same bytes (E2)",
+          "[cli][law][.slow]") {
+  const test::TinyProject project;
+  survives(all_features(project.featured_recipe(90)), 30, 4);
+}
+
 /// The first time that the program has written a text.
 Interruption after_text(int signal, const std::string& text) {
   return {.signal = signal,

@@ -82,6 +82,23 @@ Json TinyProject::random_recipe(std::int64_t steps) const {
   return recipe;
 }
 
+Json TinyProject::featured_recipe(std::int64_t steps) const {
+  auto recipe = random_recipe(steps);
+  auto& training = recipe["training"];
+  training["optimizer"] = {{"name", "adafactor"}, {"learning_rate", 0.02}, {"weight_decay", 0.01}, {"beta1", 0.5}};
+  training["schedule"] = {{"name", "cosine"}, {"warmup_steps", 2}};
+  training["label_smoothing"] = 0.1;
+  training["class_weights"] = "balanced";
+  training["precision"] = "float16";
+  training["activation_checkpointing"] = true;
+  training["length_bucketing"] = true;
+  training["ema"] = {{"decay", 0.8}};
+  training["parameter_groups"] = {{{"pattern", "encoder.*.layer_norm.weight"}, {"frozen", true}},
+                                  {{"pattern", "*.router.*"}, {"learning_rate", 0.05}}};
+  recipe["evaluation"]["early_stopping"] = {{"patience", 4}};
+  return recipe;
+}
+
 fs::path TinyProject::write(const std::string& name, const Json& recipe) const {
   return write_text(folder_ / name, recipe.dump(2));
 }

@@ -34,6 +34,8 @@ class TinyProject {
   io::Json recipe() const;
   /// With all that is random: dropout, a noisy router, DARE, and gradients accumulated over three forward passes.
   io::Json random_recipe(std::int64_t steps) const;
+  /// The same with every option of the trainer that has a state, or an order, of its own.
+  io::Json featured_recipe(std::int64_t steps) const;
 
   std::filesystem::path write(const std::string& name, const io::Json& recipe) const;
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
