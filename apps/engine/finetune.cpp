@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/log.h"
+#include "curves.h"
 #include "device.h"
 #include "finetune_run.h"
 #include "io/atomic_file.h"
@@ -127,7 +128,7 @@ int run_single(const Row& row, const Machine& machine, const fs::path& out, cons
     if (options.overwrite) delete_run(out, run.input_files());
     result = run.run(out);
   }
-  const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result}});
+  const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result, out}});
   report.write(out);
   print_result(options, report, *result);
   if (!options.json) fmt::print("\n{}\n", report.where(out));
@@ -186,7 +187,9 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
       if (!result) log::warn("row failed: {}", failures.back());
     }
     const auto method = row.plan.experts ? row.plan.experts->method : std::string("dense");
-    if (result) done.push_back({row.recipe.group.empty() ? method : row.recipe.group, *result});
+    if (!result) continue;
+    done.push_back({row.recipe.group.empty() ? method : row.recipe.group, *result, folder});
+    write_curves(folder, fmt::format("{} / {}", recipe.name, row.recipe.folder), {done.back()});
   }
   const Report report(recipe.name, done, failures);
   if (!done.empty()) report.write(out);

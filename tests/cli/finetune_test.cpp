@@ -46,20 +46,25 @@ TEST_CASE("a sweep ends in one table, one row per method and a deviation over se
   const auto markdown = test::read_text(project / "out/table.md");
   const auto csv = test::read_text(project / "out/table.csv");
   const auto plot = test::read_text(project / "out/scores.svg");
+  const auto curves = test::read_text(project / "out/curves.svg");
   for (const char* row : {"dense", "mixture", "ties"}) {
     CHECK_THAT(run.out, Contains(row));
     CHECK_THAT(markdown, Contains(fmt::format("| {} ", row)));
     CHECK_THAT(csv, Contains(fmt::format("\n{},", row)));
     CHECK_THAT(plot, Contains(row));
+    CHECK_THAT(curves, Contains(fmt::format(">{}<", row)));
     for (int seed = 1; seed <= 3; ++seed) {
       const auto folder = project / "out" / fmt::format("{}.seed-{}", row, seed);
       CHECK(test::read_json(folder / "results.json")["seed"] == seed);
+      CHECK_THAT(test::read_text(folder / "curves.svg"), Contains(">training<") && Contains(">validation<"));
     }
   }
   CHECK_THAT(markdown, Contains(" ± ") && Contains("accuracy ×100") && Contains("router entropy") &&
                            Contains("sample standard deviation over seeds"));
   CHECK(test::num_lines(csv) == 4);
-  CHECK_THAT(plot, Catch::StartsWith("<svg") || Contains("<svg"));
+  CHECK_THAT(plot, Catch::StartsWith("<svg"));
+  CHECK_THAT(curves, Catch::StartsWith("<svg") && Contains("accuracy ×100, validation") &&
+                         Contains("from the lowest seed to the highest"));
   CHECK_THAT(run.out, Contains((project / "out/table.md").string()) && Contains((project / "out/scores.svg").string()));
   CHECK(test::read_json(project / "out/results.json")["rows"].size() == 9);
 }
