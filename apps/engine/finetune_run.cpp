@@ -18,6 +18,7 @@
 #include "tasks/corrupt_spans.h"
 #include "tasks/labels.h"
 #include "tensor/convert.h"
+#include "tensorboard.h"
 
 namespace mergex::engine {
 namespace fs = std::filesystem;
@@ -483,6 +484,7 @@ Json FinetuneRun::run(const fs::path& folder) {
   };
   run.write_model = [this](const fs::path& to) { write_model(model_, to); };
   run.read_model = [this](const fs::path& from) { read_model(model_, from); };
+  if (plan_.training.tensorboard) run.observe = tensorboard_observer(folder);
   run.memory = resident_memory;
 
   log::info("{} | mergex {} | {} | seed {}", plan_.name, MERGEX_VERSION, machine_.describe(), plan_.seed);

@@ -23,6 +23,7 @@ struct TrainingOptions {
   Schedule schedule;
   double max_grad_norm = 1.0;  ///< 0: no clipping
   std::int64_t log_every = 10, save_every = 0, keep_checkpoints = 1;
+  bool tensorboard = false;  ///< write event files; for the caller, who gives Run::observe
 
   std::int64_t evaluate_every = 0;  ///< steps; 0: every epoch
   std::int64_t evaluation_batch_size = 32;
@@ -57,6 +58,8 @@ struct Run {
   std::function<Evaluation()> evaluate;
   std::function<void(const std::filesystem::path& folder)> write_model;
   std::function<void(const std::filesystem::path& folder)> read_model;
+  /// Each line of metrics.jsonl as it is written, with `examples_per_s` beside the training loss; may be empty.
+  std::function<void(const io::Json& line)> observe;
   std::function<std::string()> memory;  ///< for the progress line; may be empty
 };
 

@@ -69,6 +69,31 @@ TEST_CASE("a sweep ends in one table, one row per method and a deviation over se
   CHECK(test::read_json(project / "out/results.json")["rows"].size() == 9);
 }
 
+TEST_CASE("TensorBoard gets event files where they are asked for, and nothing else changes", "[cli]") {
+  const test::TinyProject project;
+  const auto event_files = [&](const std::string& run) {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(project / run)) {
+      if (entry.path().filename().string().starts_with("events.out.tfevents.")) found.push_back(entry.path());
+    }
+    return found;
+  };
+  auto recipe = project.recipe();
+  recipe["training"]["log_every"] = 2;
+  project.finetune(recipe, "without");
+  CHECK(event_files("without").empty());
+  project.finetune(recipe, "with", {"--set", "/training/tensorboard=true"});
+  const auto files = event_files("with");
+  REQUIRE(files.size() == 1);
+  const auto events = test::read_text(files[0]);
+  for (const char* tag : {"train/loss", "train/learning_rate", "train/grad_norm", "train/examples_per_s",
+                          "validation/loss", "validation/accuracy"}) {
+    CHECK_THAT(events, Contains(tag));
+  }
+  CHECK_THAT(events, !Contains("step") && !Contains("epoch") && !Contains("validation/n"));
+  CHECK(test::read_text(project / "with/metrics.jsonl") == test::read_text(project / "without/metrics.jsonl"));
+}
+
 TEST_CASE("a failed row is reported, the rest go on, and finished rows stay as they are", "[cli]") {
   const test::TinyProject project;
   auto recipe = project.recipe();
