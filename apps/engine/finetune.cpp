@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/log.h"
+#include "curves.h"
 #include "device.h"
 #include "finetune_run.h"
 #include "io/atomic_file.h"
@@ -118,27 +119,20 @@ int dry_run(const std::vector<Row>& rows, const Machine& machine, const fs::path
   return 0;
 }
 
-int run_single(const Row& row, const Machine& machine, const fs::path& out, const CommandOptions& options) {
-  check_folder(out, "recipe.resolved.json", *row.plan.resolved, options);
-  auto result = options.overwrite ? std::nullopt : finished(out);
-  if (!result) {
-    DatasetCache datasets(machine.threads, /*may_write=*/true);
-    FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
-    if (options.overwrite) delete_run(out, run.input_files());
-    result = run.run(out);
-  }
-  const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result}});
-  report.write(out);
-  print_result(options, report, *result);
-  if (!options.json) fmt::print("\n{}\n", report.where(out));
-  return 0;
+void warn_of_memory(const MemoryFactors& factors, const Machine& machine) {
+  const auto available = machine.available_memory();
+  const auto peak = estimate_memory(factors).peak;
+  if (!available || peak <= *available) return;
+  log::warn("needs about {} of memory at its peak, but {} are available; repairs, the cheapest first: {}", size_text(peak),
+            size_text(*available), fmt::join(memory_repairs(factors, *available), ", then "));
 }
 
 /// A mistake in a late row is found before the first one runs, and before anything is written.
 /// @return the files that the rows read
-std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine, const fs::path& out,
-                const CommandOptions& options) {
+std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine,
+                                 const fs::path& out, const CommandOptions& options) {
   std::vector<fs::path> inputs;
+  std::optional<MemoryFactors> largest;
   const auto level = log::level();
   for (const auto& row : rows) {
     if (!options.overwrite && finished(out / row.recipe.folder)) continue;
@@ -146,10 +140,30 @@ std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& dat
     log::set_level(log::Level::kQuiet);  // each row says what it has to say when it runs
     const FinetuneRun checked(row.plan, dataset, machine, /*counts_only=*/true);
     log::set_level(level);
+    const auto factors = checked.memory_factors();
+    if (!largest || estimate_memory(factors).peak > estimate_memory(*largest).peak) largest = factors;
     const auto files = checked.input_files();
     inputs.insert(inputs.end(), files.begin(), files.end());
   }
+  if (largest) warn_of_memory(*largest, machine);
   return inputs;
+}
+
+int run_single(const Row& row, const Machine& machine, const fs::path& out, const CommandOptions& options) {
+  check_folder(out, "recipe.resolved.json", *row.plan.resolved, options);
+  auto result = options.overwrite ? std::nullopt : finished(out);
+  if (!result) {
+    DatasetCache datasets(machine.threads, /*may_write=*/true);
+    const auto inputs = check_rows({row}, datasets, machine, out, options);
+    FinetuneRun run(row.plan, datasets.get(row.plan), machine, false);
+    if (options.overwrite) delete_run(out, inputs);
+    result = run.run(out);
+  }
+  const Report report(row.plan.name, {{row.plan.experts ? row.plan.experts->method : "dense", *result, out}});
+  report.write(out);
+  print_result(options, report, *result);
+  if (!options.json) fmt::print("\n{}\n", report.where(out));
+  return 0;
 }
 
 int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const Machine& machine, const fs::path& out,
@@ -186,7 +200,9 @@ int run_sweep(const std::vector<Row>& rows, const recipes::Recipe& recipe, const
       if (!result) log::warn("row failed: {}", failures.back());
     }
     const auto method = row.plan.experts ? row.plan.experts->method : std::string("dense");
-    if (result) done.push_back({row.recipe.group.empty() ? method : row.recipe.group, *result});
+    if (!result) continue;
+    done.push_back({row.recipe.group.empty() ? method : row.recipe.group, *result, folder});
+    write_curves(folder, fmt::format("{} / {}", recipe.name, row.recipe.folder), {done.back()});
   }
   const Report report(recipe.name, done, failures);
   if (!done.empty()) report.write(out);

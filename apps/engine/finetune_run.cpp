@@ -19,6 +19,7 @@
 #include "tasks/labels.h"
 #include "tensor/autocast.h"
 #include "tensor/convert.h"
+#include "tensorboard.h"
 
 namespace mergex::engine {
 namespace fs = std::filesystem;
@@ -33,6 +34,12 @@ std::string now() {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
   return text;
+}
+
+Json memory_json(const MemoryFactors& factors) {
+  const auto m = estimate_memory(factors);
+  return {{"parameters", m.parameters}, {"gradients", m.gradients},     {"moments", m.moments}, {"merging", m.merging},
+          {"activations", m.activations}, {"process", m.process}, {"peak", m.peak}};
 }
 
 std::string resident_memory() {
@@ -177,6 +184,10 @@ std::string Machine::describe() const {
   return fmt::format("{} | {} threads | LibTorch {}", device.str(), threads, TORCH_VERSION);
 }
 
+std::optional<std::int64_t> Machine::available_memory() const {
+  return device.is_cuda() ? available_gpu_memory(device.index()) : engine::available_memory();
+}
+
 FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> dataset, const Machine& machine,
                          bool counts_only)
     : plan_(std::move(plan)),
@@ -270,6 +281,58 @@ Json FinetuneRun::groups_json() const {
   return json;
 }
 
+MemoryFactors FinetuneRun::memory_factors() const {
+  MemoryFactors f;
+  f.shape = backbones::T5Config::read(model_.backbone->config(), plan_.model.config_origin);
+  if (plan_.model.dropout) f.shape.dropout_rate = *plan_.model.dropout;
+  f.language_model = plan_.model.head == backbones::Head::kLanguageModel;
+  for (const auto& item : model_.backbone->named_parameters()) {
+    const auto& p = item.value();
+    f.num_parameters += p.numel();
+    f.bytes_per_value = static_cast<std::int64_t>(p.element_size());
+    // Row and column sums of every matrix, and vectors whole.
+    f.num_factored += p.dim() < 2 ? p.numel() : p.numel() / p.size(-1) + p.numel() / p.size(-2);
+  }
+  for (const auto& place : model_.experts.places()) {
+    const auto weight = place.layer->dense_weight();
+    const auto& options = plan_.resolved->at("experts");
+    f.experts.push_back({.num_experts = options.at("num_experts"),
+                         .out_features = weight.size(0),
+                         .in_features = weight.size(1),
+                         .merges = plan_.experts->method != "smoe",
+                         .top_k = options.at("router").at("top_k")});
+  }
+
+  const auto shape = [&](std::int64_t batch_size, std::span<const std::vector<tasks::Encoded>> parts) {
+    std::size_t longest = 0, count = 0;
+    for (const auto& part : parts) {
+      count = std::max(count, part.size());
+      for (const auto& example : part) {
+        longest = std::max(longest, example.ids.size());
+        f.num_data_tokens += static_cast<std::int64_t>(example.ids.size());
+      }
+      f.num_examples += static_cast<std::int64_t>(part.size());
+    }
+    const auto length = static_cast<std::int64_t>(longest);
+    BatchShape batch{.size = std::min(batch_size, static_cast<std::int64_t>(count)), .length = length, .decoder_length = length};
+    if (plan_.task.span_corruption) {
+      batch.length = plan_.task.max_length;
+      batch.decoder_length = tasks::span_lengths(plan_.task.max_length, *plan_.task.span_corruption).targets;
+    }
+    return batch;
+  };
+  f.training = shape(plan_.training.batch_size, {&dataset_->train, 1});
+  f.evaluation = shape(plan_.training.evaluation_batch_size, dataset_->validation);
+  f.gradient_accumulation = plan_.training.gradient_accumulation;
+  const auto& training = plan_.resolved->at("training");
+  f.adafactor = training.at("optimizer").at("name") == "adafactor";
+  f.activation_checkpointing = training.value("activation_checkpointing", false);
+  f.half_precision = training.value("precision", "float32") != "float32";
+  f.averages_weights = training.contains("ema");
+  f.on_gpu = machine_.device.is_cuda();
+  return f;
+}
+
 Json FinetuneRun::plan_json() const {
   const auto counts = count_parameters(model_);
   const auto groups = groups_json();
@@ -300,7 +363,8 @@ Json FinetuneRun::plan_json() const {
           {"steps", t.num_steps(examples)},
           {"steps_per_epoch", t.steps_per_epoch(examples)},
           {"warmup_steps", t.schedule.warmup(t.num_steps(examples))},
-          {"examples_per_step", t.batch_size * t.gradient_accumulation}};
+          {"examples_per_step", t.batch_size * t.gradient_accumulation},
+          {"memory", memory_json(memory_factors())}};
 }
 
 namespace {
@@ -336,7 +400,15 @@ std::string FinetuneRun::describe() const {
                         group["parameters"].get<std::int64_t>(), group["tensors"].get<std::int64_t>(),
                         group_text(group));
   }
-  return text;
+  const auto memory = plan["memory"];
+  text += "  memory     ";
+  for (const auto& [part, bytes] : memory.items()) {
+    if (part != "peak") text += fmt::format(" {} {} |", part, size_text(bytes));
+  }
+  text.resize(text.size() - 2);
+  text += fmt::format("; peak about {}", size_text(memory.at("peak")));
+  if (const auto available = machine_.available_memory()) text += fmt::format(", available {}", size_text(*available));
+  return text + "\n";
 }
 
 evaluation::Batch FinetuneRun::text_batch(std::span<const std::size_t> examples,
@@ -541,6 +613,7 @@ Json FinetuneRun::run(const fs::path& folder) {
   };
   run.write_model = [this](const fs::path& to) { write_model(model_, to); };
   run.read_model = [this](const fs::path& from) { read_model(model_, from); };
+  if (plan_.training.tensorboard) run.observe = tensorboard_observer(folder);
   run.memory = resident_memory;
 
   log::info("{} | mergex {} | {} | seed {}", plan_.name, MERGEX_VERSION, machine_.describe(), plan_.seed);

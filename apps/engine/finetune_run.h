@@ -9,6 +9,7 @@
 #include "dataset.h"
 #include "evaluation/evaluate.h"
 #include "io/json_object.h"
+#include "memory_estimate.h"
 #include "model_files.h"
 #include "recipes/recipe.h"
 #include "routing/method.h"
@@ -51,6 +52,8 @@ struct Machine {
   at::Device device = at::kCPU;
   std::int64_t threads = 1;
   std::string describe() const;
+  /// Bytes that a run may take here; none where the machine does not say.
+  std::optional<std::int64_t> available_memory() const;
 };
 
 /// A folder and its parents. @throws UserError when it cannot be made
@@ -70,6 +73,9 @@ class FinetuneRun {
   /// Trains (or goes on from the folder's newest checkpoint), scores the best checkpoint, writes the results.
   /// @return what the run says of itself: the content of results.json
   io::Json run(const std::filesystem::path& folder);
+
+  /// What decides how much memory the run needs.
+  MemoryFactors memory_factors() const;
 
   /// Data, weights and tokenizer that the run reads.
   std::vector<std::filesystem::path> input_files() const;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "curves.h"
 #include "io/atomic_file.h"
 #include "statistics/plot.h"
 #include "statistics/summary.h"
@@ -16,9 +17,6 @@ using statistics::Cell;
 
 namespace {
 
-/// Metrics are fractions; tables show hundredths of them, as papers do. A loss is shown as it is.
-double scale(const std::string& metric) { return metric == "loss" ? 1.0 : 100.0; }
-std::string shown_name(const std::string& metric) { return metric == "loss" ? metric : metric + " ×100"; }
 int digits(const std::string& metric) { return metric == "loss" ? 4 : 2; }
 
 const Json* split_of(const Json& result, const std::string& name) {
@@ -35,7 +33,7 @@ std::vector<double> values(const std::vector<Json>& results, const std::string& 
     const auto* s = split_of(result, split);
     if (s == nullptr) continue;
     if (const auto value = s->find(metric); value != s->end() && value->is_number()) {
-      found.push_back(value->get<double>() * scale(metric));
+      found.push_back(value->get<double>() * display_scale(metric));
     }
   }
   return found;
@@ -58,15 +56,18 @@ std::vector<double> expert_values(const std::vector<Json>& results, const char* 
 
 }  // namespace
 
+double display_scale(const std::string& metric) { return metric == "loss" ? 1.0 : 100.0; }
+std::string display_name(const std::string& metric) { return metric == "loss" ? metric : metric + " ×100"; }
+
 Report::Report(std::string title, std::vector<ReportRow> rows, std::vector<std::string> failures)
-    : title_(std::move(title)), failures_(std::move(failures)), table_({{.header = "row"}}) {
-  for (auto& row : rows) {
+    : title_(std::move(title)), rows_(std::move(rows)), failures_(std::move(failures)), table_({{.header = "row"}}) {
+  for (const auto& row : rows_) {
     auto found = std::ranges::find(groups_, row.label, &Group::label);
     if (found == groups_.end()) {
       groups_.push_back({row.label, {}});
       found = groups_.end() - 1;
     }
-    found->results.push_back(std::move(row.result));
+    found->results.push_back(row.result);
   }
   if (groups_.empty()) return;
   build_table();
@@ -99,7 +100,7 @@ void Report::build_table() {
   const bool several_splits = split_names.size() > 1;
   std::vector<statistics::Column> columns{{"row", Align::left}};
   for (const auto& [split, metric] : shown) {
-    columns.push_back({(several_splits ? split + " " : "") + shown_name(metric), Align::right});
+    columns.push_back({(several_splits ? split + " " : "") + display_name(metric), Align::right});
   }
   columns.push_back({"seeds", Align::right});
   const bool has_experts =
@@ -199,7 +200,7 @@ std::string Report::plot() const {
     const auto split_name = split.at("split").get<std::string>();
     plot.rows.push_back({group.label, values(group.results, split_name, metric)});
     plot.digits = digits(metric);
-    axes.insert(fmt::format("{}, {}", shown_name(metric), split_name));
+    axes.insert(fmt::format("{}, {}", display_name(metric), split_name));
     if (metric != "accuracy" || !split.contains("majority_share")) continue;
     share = 100.0 * split.at("majority_share").get<double>();
     majorities.insert(fmt::format("majority class {:.2f}", share));
@@ -221,10 +222,12 @@ void Report::write(const std::filesystem::path& folder) const {
   io::write_file(folder / "table.md", markdown);
   io::write_file(folder / "table.csv", table_.csv());
   io::write_file(folder / "scores.svg", plot());
+  write_curves(folder, title_, rows_);
 }
 
 std::string Report::where(const std::filesystem::path& folder) const {
-  return fmt::format("table: {}  plot: {}", (folder / "table.md").string(), (folder / "scores.svg").string());
+  return fmt::format("table: {}  plots: {} {}", (folder / "table.md").string(), (folder / "scores.svg").string(),
+                     (folder / "curves.svg").string());
 }
 
 }  // namespace mergex::engine

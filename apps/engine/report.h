@@ -13,9 +13,15 @@ namespace mergex::engine {
 struct ReportRow {
   std::string label;
   io::Json result;
+  std::filesystem::path folder;  ///< of the run
 };
 
-/// The table and the plot of a run or a sweep: runs with the same label are repeated seeds, summarised as mean and
+/// Metrics are fractions; tables and plots show hundredths of them, as papers do. A loss is shown as it is.
+double display_scale(const std::string& metric);
+/// `accuracy ×100`
+std::string display_name(const std::string& metric);
+
+/// The table and the plots of a run or a sweep: runs with the same label are repeated seeds, summarised as mean and
 /// sample standard deviation.
 class Report {
  public:
@@ -24,7 +30,7 @@ class Report {
 
   /// Table and notes for a person at a terminal.
   std::string terminal() const;
-  /// table.md, table.csv and scores.svg
+  /// table.md, table.csv, scores.svg and curves.svg
   void write(const std::filesystem::path& folder) const;
   /// One line that says where they are.
   std::string where(const std::filesystem::path& folder) const;
@@ -39,6 +45,7 @@ class Report {
   std::string plot() const;
 
   std::string title_;
+  std::vector<ReportRow> rows_;
   std::vector<Group> groups_;
   std::vector<std::string> failures_;
   statistics::Table table_;

@@ -125,6 +125,15 @@ class Svg {
                          stroke(style));
   }
 
+  void polygon(const std::vector<Point>& corners, std::string_view colour, double opacity) {
+    std::string coordinates;
+    for (const auto& point : corners) {
+      coordinates += fmt::format("{}{},{}", coordinates.empty() ? "" : " ", at(point.x), at(point.y));
+    }
+    body_ += fmt::format("<polygon points=\"{}\" fill=\"{}\" fill-opacity=\"{}\"/>\n", coordinates, colour,
+                         at(opacity));
+  }
+
   void circle(double x, double y, double radius, std::string_view colour, double opacity = 1.0) {
     body_ += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"{}\" fill=\"{}\"", at(x), at(y), at(radius), colour);
     if (opacity < 1.0) body_ += fmt::format(" fill-opacity=\"{}\"", at(opacity));
@@ -377,80 +386,242 @@ std::string dot_plot(const DotPlot& plot) {
   return svg.document(bottom + 70.0 + 18.0, plot.title);
 }
 
-std::string line_plot(const LinePlot& plot) {
-  constexpr double kLegendLine = 22.0, kSample = 26.0;
-  Extent x_extent, y_extent;
-  bool whole_x = true, drawn_any = false;
-  double legend_width = 0.0;
-  std::vector<std::string> names;
-  for (const auto& series : plot.series) {
-    bool drawn_here = false;
+namespace {
+
+LineStyle series_style(std::size_t index, std::size_t num_series) {
+  return {.colour = kPalette[index % kPalette.size()],
+          .width = num_series > 8 ? 1.6 : 2.0,
+          .dash = kDashes[index / kPalette.size() % kDashes.size()]};
+}
+
+/// Multiples of 1, 2 and 5 of powers of ten (of powers alone where there are many), at their logarithms.
+std::vector<Tick> logarithmic_ticks(const Extent& logs) {
+  const bool powers_only = logs.high - logs.low > 4.0;
+  const double every = std::max(1.0, std::ceil((logs.high - logs.low) / 8.0));
+  std::vector<Tick> result;
+  for (double exponent = std::floor(logs.low); exponent <= logs.high; exponent += powers_only ? every : 1.0) {
+    for (const double leading : {1.0, 2.0, 5.0}) {
+      if (powers_only && leading > 1.0) continue;
+      const double at = exponent + std::log10(leading);
+      if (at < logs.low || at > logs.high) continue;
+      const double value = leading * std::pow(10.0, exponent);
+      const bool plain = exponent >= -4.0 && exponent < 6.0;
+      result.push_back({at, plain ? fmt::format("{:.6g}", value) : scientific(value, 0)});
+    }
+  }
+  return result;
+}
+
+/// Vertical places of labels, each as near to where it belongs as a line's distance from its neighbours allows.
+/// @param wanted  y by label; those that belong nowhere come last  @return y by label
+std::vector<double> spread_labels(const std::vector<double>& wanted, double top, double bottom, double distance) {
+  std::vector<std::size_t> order(wanted.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return wanted[i]; });
+  std::vector<double> places(wanted.size());
+  double free = top + 0.5 * distance;
+  for (const auto i : order) {
+    places[i] = std::max(wanted[i], free);
+    free = places[i] + distance;
+  }
+  double limit = bottom - 0.5 * distance;
+  for (auto at = order.rbegin(); at != order.rend(); ++at) {
+    places[*at] = std::min(places[*at], limit);
+    limit = places[*at] - distance;
+  }
+  return places;
+}
+
+/// A panel's values on its own vertical axis, logarithms where that one is logarithmic.
+struct PreparedPanel {
+  std::vector<Series> series;
+  std::vector<std::string> remarks;  // after each series' name
+  std::optional<double> reference;
+  Extent y_extent;
+  std::vector<Tick> y_ticks;
+  double height = 0.0;
+};
+
+constexpr double kNameDistance = 16.0;
+
+PreparedPanel prepare(const LinePanel& panel, double height, Extent& x_extent, bool& whole_x) {
+  PreparedPanel p;
+  p.series = panel.series;
+  p.height = std::max(height, kNameDistance * static_cast<double>(p.series.size()));
+  std::vector<double> values;
+  for (const auto& series : p.series) {
+    const auto num_before = values.size();
     for (const auto& point : series.points) {
       if (!drawable(point.x) || !drawable(point.y)) continue;
       x_extent.include(point.x);
-      y_extent.include(point.y);
       whole_x = whole_x && point.x == std::floor(point.x);
-      drawn_here = drawn_any = true;
+      values.push_back(point.y);
     }
-    names.push_back(series.name + (drawn_here ? "" : " (no finite value)"));
-    if (!series.name.empty()) legend_width = std::max(legend_width, text_width(names.back(), kTextSize));
+    p.remarks.push_back(values.size() > num_before ? "" : " (no finite value)");
+    for (const auto& band : series.band) {
+      if (drawable(band.low) && drawable(band.high)) values.insert(values.end(), {band.low, band.high});
+    }
   }
-  legend_width = std::min(legend_width, 190.0);
-  const bool has_legend = legend_width > 0.0;
+  if (panel.reference && drawable(panel.reference->value)) p.reference = panel.reference->value;
+
+  std::ranges::sort(values);
+  const bool logarithmic =
+      panel.tame_spikes && !values.empty() && values.front() > 0.0 && values.back() > 8.0 * values[values.size() / 2];
+  if (logarithmic) {
+    const auto log = [](double& value) { value = drawable(value) ? std::log10(value) : value; };
+    for (auto& series : p.series) {
+      for (auto& point : series.points) log(point.y);
+      for (auto& band : series.band) {
+        log(band.low);
+        log(band.high);
+      }
+    }
+    for (auto& value : values) log(value);
+    if (p.reference) p.reference = *p.reference > 0.0 ? std::optional(std::log10(*p.reference)) : std::nullopt;
+  }
+  Extent extent;
+  for (const double value : values) extent.include(value);
+  if (p.reference) extent.include(*p.reference);
+  p.y_extent = extent.padded(0.06);
+  p.y_ticks = logarithmic ? logarithmic_ticks(p.y_extent) : ticks(p.y_extent, p.height / 36.0, false);
+  return p;
+}
+
+/// Calls `finish` with each stretch of points that a line connects, in pixels.
+template <class Values, class Drawable, class Place, class Finish>
+void for_each_stretch(const Values& values, Drawable is_drawable, Place place, Finish finish) {
+  decltype(std::vector{place(values.front())}) stretch;
+  for (const auto& value : values) {
+    if (is_drawable(value)) {
+      stretch.push_back(place(value));
+      continue;
+    }
+    if (!stretch.empty()) finish(stretch);
+    stretch.clear();
+  }
+  if (!stretch.empty()) finish(stretch);
+}
+
+void draw_series(Svg& svg, const Series& series, const LineStyle& style, const Scale& x, const Scale& y, bool crowded) {
+  if (series.points.empty()) return;
+  const bool with_dots = series.points.size() <= 25;
+  for_each_stretch(
+      series.points, [](const Point& p) { return drawable(p.x) && drawable(p.y); },
+      [&](const Point& p) { return Point{x(p.x), y(p.y)}; },
+      [&](const std::vector<Point>& stretch) {
+        if (stretch.size() > 1) svg.polyline(stretch, style);
+        if (!with_dots && stretch.size() > 1) return;
+        for (const auto& point : stretch) svg.circle(point.x, point.y, crowded ? 2.0 : 2.8, style.colour);
+      });
+}
+
+void draw_band(Svg& svg, const Series& series, std::string_view colour, const Scale& x, const Scale& y) {
+  if (series.band.empty()) return;
+  for_each_stretch(
+      series.band, [](const BandPoint& b) { return drawable(b.x) && drawable(b.low) && drawable(b.high); },
+      [&](const BandPoint& b) { return BandPoint{x(b.x), y(b.low), y(b.high)}; },
+      [&](const std::vector<BandPoint>& stretch) {
+        std::vector<Point> outline;
+        for (const auto& b : stretch) outline.push_back({b.x, b.high});
+        for (auto b = stretch.rbegin(); b != stretch.rend(); ++b) outline.push_back({b->x, b->low});
+        svg.polygon(outline, colour, 0.13);
+      });
+}
+
+}  // namespace
+
+std::string line_plot(const LinePlot& plot) {
+  constexpr double kSample = 24.0, kLeader = 20.0, kBetween = 34.0;
+  Extent x_extent;
+  bool whole_x = true, has_names = false;
+  std::vector<PreparedPanel> panels;
+  double tick_width = 0.0, name_width = 0.0;
+  bool has_y_label = false;
+  for (const auto& panel : plot.panels) {
+    const auto& p = panels.emplace_back(prepare(panel, plot.panels.size() == 1 ? 320.0 : 236.0, x_extent, whole_x));
+    tick_width = std::max(tick_width, widest(p.y_ticks));
+    has_y_label = has_y_label || !panel.y_label.empty();
+    for (std::size_t i = 0; i < p.series.size(); ++i) {
+      if (panel.series[i].name.empty()) continue;
+      has_names = true;
+      name_width = std::max(name_width, text_width(panel.series[i].name + p.remarks[i], kSmallSize));
+    }
+  }
+  name_width = std::min(name_width, 220.0);
 
   Svg svg;
-  const double top = svg.heading(plot.title) + 16.0;
-  const double legend_height = kLegendLine * static_cast<double>(plot.series.size());
-  const double bottom = top + std::max(320.0, has_legend ? legend_height : 0.0);
-  const Scale y{.extent = y_extent.padded(0.06), .from = bottom, .to = top};
-  const auto y_ticks = ticks(y.extent, 9.0, false);
+  double top = svg.heading(plot.title) + 16.0;
   const Scale x{.extent = x_extent.padded(0.02),
-                .from = kMargin + (plot.y_label.empty() ? 0.0 : 26.0) + widest(y_ticks) + 10.0,
-                .to = kPageWidth - kMargin - (has_legend ? legend_width + kSample + 26.0 : 0.0)};
+                .from = kMargin + (has_y_label ? 26.0 : 0.0) + tick_width + 10.0,
+                .to = kPageWidth - kMargin - (has_names ? kLeader + kSample + 6.0 + name_width : 0.0)};
+  const auto x_ticks = horizontal_ticks(x.extent, x.to - x.from, whole_x);
 
-  for (const auto& tick : y_ticks) {
-    svg.line(x.from, y(tick.value), x.to, y(tick.value), {.colour = kGrid});
-    svg.text(x.from - 8.0, y(tick.value) + 4.5, tick.label, {.anchor = "end"});
-  }
-  svg.line(x.from, top, x.from, bottom, {.colour = kAxis});
-  draw_horizontal_axis(svg, x, horizontal_ticks(x.extent, x.to - x.from, whole_x), bottom, plot.x_label);
-  if (!plot.y_label.empty()) {
-    svg.text(kMargin + 12.0, 0.5 * (top + bottom), cut(plot.y_label, kTextSize, bottom - top),
-             {.anchor = "middle", .rotation = -90.0, .whole = plot.y_label});
-  }
-  if (!drawn_any) {
-    svg.text(0.5 * (x.from + x.to), 0.5 * (top + bottom), "no finite value", {.anchor = "middle", .colour = kQuiet});
-  }
-
-  for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    const auto& series = plot.series[i];
-    const LineStyle style{.colour = kPalette[i % kPalette.size()],
-                          .width = 2.0,
-                          .dash = kDashes[i / kPalette.size() % kDashes.size()]};
-    const bool with_dots = series.points.size() <= 40;
-    std::vector<Point> run;
-    const auto finish_run = [&] {
-      if (run.size() > 1) svg.polyline(run, style);
-      if (with_dots || run.size() == 1) {
-        for (const auto& point : run) svg.circle(point.x, point.y, 2.8, style.colour);
-      }
-      run.clear();
-    };
-    for (const auto& point : series.points) {
-      if (drawable(point.x) && drawable(point.y)) {
-        run.push_back({x(point.x), y(point.y)});
-      } else {
-        finish_run();
-      }
+  for (std::size_t n = 0; n < panels.size(); ++n) {
+    const auto& p = panels[n];
+    const auto& panel = plot.panels[n];
+    const double bottom = top + p.height;
+    const Scale y{.extent = p.y_extent, .from = bottom, .to = top};
+    for (const auto& tick : p.y_ticks) {
+      svg.line(x.from, y(tick.value), x.to, y(tick.value), {.colour = kGrid});
+      svg.text(x.from - 8.0, y(tick.value) + 4.5, tick.label, {.anchor = "end"});
     }
-    finish_run();
-    if (!has_legend) continue;
-    const double legend_x = x.to + 20.0, legend_y = top + kLegendLine * (static_cast<double>(i) + 0.5);
-    svg.line(legend_x, legend_y, legend_x + kSample, legend_y, style);
-    if (with_dots) svg.circle(legend_x + 0.5 * kSample, legend_y, 2.8, style.colour);
-    svg.text(legend_x + kSample + 6.0, legend_y + 4.5, cut(names[i], kTextSize, legend_width), {.whole = names[i]});
+    svg.line(x.from, top, x.from, bottom, {.colour = kAxis});
+    if (n + 1 == panels.size()) {
+      draw_horizontal_axis(svg, x, x_ticks, bottom, plot.x_label);
+    } else {
+      svg.line(x.from, bottom, x.to, bottom, {.colour = kAxis});
+      for (const auto& tick : x_ticks) svg.line(x(tick.value), bottom, x(tick.value), bottom + 5.0, {.colour = kAxis});
+    }
+    if (!panel.y_label.empty()) {
+      svg.text(kMargin + 12.0, 0.5 * (top + bottom), cut(panel.y_label, kTextSize, bottom - top),
+               {.anchor = "middle", .rotation = -90.0, .whole = panel.y_label});
+    }
+    if (p.reference) {
+      svg.line(x.from, y(*p.reference), x.to, y(*p.reference), {.colour = kQuiet, .width = 1.2, .dash = "5 4"});
+      svg.text(x.to - 4.0, y(*p.reference) - 5.0, cut(panel.reference->label, kSmallSize, x.to - x.from),
+               {.anchor = "end", .size = kSmallSize, .colour = kQuiet, .whole = panel.reference->label});
+    }
+
+    const bool crowded = p.series.size() > 8;
+    std::vector<double> wanted;
+    std::vector<std::optional<Point>> ends;
+    for (std::size_t i = 0; i < p.series.size(); ++i) {
+      draw_band(svg, p.series[i], series_style(i, p.series.size()).colour, x, y);
+    }
+    for (std::size_t i = 0; i < p.series.size(); ++i) {
+      draw_series(svg, p.series[i], series_style(i, p.series.size()), x, y, crowded);
+      std::optional<Point> end;
+      for (const auto& point : p.series[i].points) {
+        if (drawable(point.x) && drawable(point.y)) end = {x(point.x), y(point.y)};
+      }
+      ends.push_back(end);
+      wanted.push_back(end ? end->y : bottom);
+    }
+    if (std::ranges::none_of(ends, [](const auto& end) { return end.has_value(); })) {
+      svg.text(0.5 * (x.from + x.to), 0.5 * (top + bottom), "no finite value", {.anchor = "middle", .colour = kQuiet});
+    }
+    const auto places = spread_labels(wanted, top - 0.5 * kNameDistance, bottom + 0.5 * kNameDistance, kNameDistance);
+    for (std::size_t i = 0; i < p.series.size(); ++i) {
+      if (panel.series[i].name.empty()) continue;
+      const auto style = series_style(i, p.series.size());
+      const double sample_x = x.to + kLeader;
+      if (ends[i]) {
+        svg.line(ends[i]->x, ends[i]->y, sample_x, places[i], {.colour = style.colour, .width = 0.6});
+      }
+      svg.line(sample_x, places[i], sample_x + kSample, places[i], style);
+      const auto& name = panel.series[i].name;
+      svg.text(sample_x + kSample + 6.0, places[i] + 4.0,
+               cut(name, kSmallSize, name_width - text_width(p.remarks[i], kSmallSize)) + p.remarks[i],
+               {.size = kSmallSize, .whole = name + p.remarks[i]});
+    }
+    top = bottom + kBetween;
   }
-  return svg.document(bottom + 64.0, plot.title);
+  double height = top - kBetween + 64.0;
+  if (!plot.note.empty()) {
+    svg.text(kMargin, height, plot.note, {.size = kSmallSize, .colour = kQuiet});
+    height += 18.0;
+  }
+  return svg.document(height, plot.title);
 }
 
 }  // namespace mergex::statistics

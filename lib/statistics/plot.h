@@ -38,19 +38,36 @@ struct Point {
   double y = 0.0;
 };
 
-struct Series {
-  std::string name = {};
-  std::vector<Point> points = {};  ///< in drawing order; one that is not finite interrupts the line
+/// What lies between the lowest and the highest of several runs at `x`.
+struct BandPoint {
+  double x = 0.0, low = 0.0, high = 0.0;
 };
 
+struct Series {
+  std::string name = {};
+  std::vector<Point> points = {};    ///< in drawing order; one that is not finite interrupts the line
+  std::vector<BandPoint> band = {};  ///< a shade behind the line, where there is one
+};
+
+struct LinePanel {
+  std::string y_label = {};
+  std::vector<Series> series = {};
+  std::optional<ReferenceLine> reference = {};
+  /// A logarithmic axis where single values would otherwise press all others flat (and all are above 0).
+  bool tame_spikes = false;
+};
+
+/// Panels over one another that share their horizontal axis.
 struct LinePlot {
   std::string title = {};
   std::string x_label = {};
-  std::string y_label = {};
-  std::vector<Series> series = {};
+  std::vector<LinePanel> panels = {};
+  std::string note = {};  ///< small, below
 };
 
-/// Lines over a common pair of axes, in the colours of Okabe and Ito (2008); dashed once the colours are used up.
+/// Lines in the colours of Okabe and Ito (2008), dashed once these are used up. Each line's name stands at its right
+/// end, moved up or down where names would overlap, so that names are in the order of the last values. Series that
+/// appear in several panels should have the same place in each: it decides the colour.
 std::string line_plot(const LinePlot& plot);
 
 }  // namespace mergex::statistics

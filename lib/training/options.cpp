@@ -37,6 +37,7 @@ TrainingOptions TrainingOptions::read(io::JsonObject training, io::JsonObject ev
   training.optional("log_every", o.log_every, counts);
   training.optional("save_every", o.save_every, {.at_least = 0, .at_most = 1e9});
   training.optional("keep_checkpoints", o.keep_checkpoints, counts);
+  training.optional("tensorboard", o.tensorboard);
   training.finish();
 
   const auto& every = evaluation.peek("every");

@@ -217,6 +217,7 @@ class Trainer {
     if (early_stopping_) early_stopping_->observe(last_, run_.higher_is_better);
     io::Json line{{"step", step_}, {"evaluation", evaluation.metrics}};
     metrics_.append(line);
+    if (run_.observe) run_.observe(line);
     time_line({{"step", step_}, {"evaluation_s", seconds_since(start)}});
     log::info("step {:>5}/{} | {} | {}", step_, num_steps_, evaluation_text(evaluation.metrics),
               better ? "best so far" : fmt::format("best was {:.4f} at step {}", best_, best_step_));
@@ -330,11 +331,14 @@ class Trainer {
       const auto mean_loss = window_loss_ / static_cast<double>(window_steps_);
       window_loss_ = 0.0;
       window_steps_ = 0;
-      metrics_.append({{"step", step_},
-                       {"epoch", static_cast<double>(step_) / static_cast<double>(steps_per_epoch_)},
-                       {"loss", mean_loss},
-                       {"grad_norm", norm},
-                       {"learning_rate", lr}});
+      io::Json logged{{"step", step_},
+                      {"epoch", static_cast<double>(step_) / static_cast<double>(steps_per_epoch_)},
+                      {"loss", mean_loss},
+                      {"grad_norm", norm},
+                      {"learning_rate", lr}};
+      metrics_.append(logged);
+      logged["examples_per_s"] = rate;
+      if (run_.observe) run_.observe(logged);
       time_line({{"step", step_}, {"seconds", seconds}, {"examples_per_s", rate}});
       if (!log::status(bar() + line(mean_loss))) log::info("{}", line(mean_loss));
     } else {

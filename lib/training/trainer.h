@@ -29,6 +29,7 @@ struct TrainingOptions {
   bool length_bucketing = false;          ///< examples of a step, and of an evaluation's batch, are of similar length
   std::optional<double> average_decay;    ///< of the moving average of weights that is evaluated and kept
   std::int64_t log_every = 10, save_every = 0, keep_checkpoints = 1;
+  bool tensorboard = false;  ///< write event files; for the caller, who gives Run::observe
 
   std::int64_t evaluate_every = 0;  ///< steps; 0: every epoch
   std::int64_t evaluation_batch_size = 32;
@@ -66,6 +67,8 @@ struct Run {
   std::function<Evaluation()> evaluate;
   std::function<void(const std::filesystem::path& folder)> write_model;
   std::function<void(const std::filesystem::path& folder)> read_model;
+  /// Each line of metrics.jsonl as it is written, with `examples_per_s` beside the training loss; may be empty.
+  std::function<void(const io::Json& line)> observe;
   std::function<std::string()> memory;  ///< for the progress line; may be empty
 };
 

@@ -123,7 +123,7 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> found;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const auto name = entry.path().filename();
-    if (name == "manifest.json" || name == "timing.jsonl") continue;
+    if (name == "manifest.json" || name == "timing.jsonl" || name.string().starts_with("events.out.tfevents.")) continue;
     const auto place = fs::relative(entry.path().parent_path(), folder) / name;
     if (entry.is_symlink()) {
       found[place.lexically_normal().string()] = "-> " + fs::read_symlink(entry.path()).string();

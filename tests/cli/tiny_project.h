@@ -53,7 +53,7 @@ std::string read_text(const std::filesystem::path& file);
 std::size_t num_lines(const std::string& text);
 
 /// Every file below a folder by its relative path, with its bytes; a link with where it points. Without what holds
-/// times: manifest.json and timing.jsonl.
+/// times: manifest.json, timing.jsonl and event files.
 std::map<std::string, std::string> contents(const std::filesystem::path& folder);
 
 /// Names of files that differ, are missing or are too many.

@@ -69,10 +69,10 @@ DotPlot small_dots() {
 LinePlot small_lines() {
   return {.title = "Loss",
           .x_label = "epoch",
-          .y_label = "loss",
-          .series = {{"dense", {{1, 3}, {2, 2}, {3, 1}}},
-                     {"camex", {{1, 2}, {2, kNan}, {3, 1}}},
-                     {"none", {{1, kNan}}}}};
+          .panels = {{.y_label = "loss",
+                      .series = {{"dense", {{1, 3}, {2, 2}, {3, 1}}, {{1, 2.5, 3.5}, {2, 2, 2}, {3, 1, 1.5}}},
+                                 {"camex", {{1, 2}, {2, kNan}, {3, 1}}},
+                                 {"none", {{1, kNan}}}}}}};
 }
 
 }  // namespace
@@ -99,7 +99,8 @@ TEST_CASE("a line plot interrupts its lines where a value is missing", "[statist
   check_well_formed(svg);
   CHECK(svg == line_plot(small_lines()));
   CHECK(count(svg, "<polyline") == 1);          // the other series is two single points
-  CHECK(count(svg, "<circle") == 3 + 2 + 3);  // points, and one sample per legend entry
+  CHECK(count(svg, "<circle") == 3 + 2);
+  CHECK(count(svg, "<polygon") == 1);  // the band of the first series
   CHECK(count(svg, ">none (no finite value)</text>") == 1);
   for (const auto tick : {">1</text>", ">2</text>", ">3</text>"}) CHECK(count(svg, tick) == 1);
   CHECK(count(svg, ">1.5</text>") == 1);  // on the y axis only: epochs are whole numbers
@@ -114,11 +115,17 @@ TEST_CASE("plots of awkward content stay well formed", "[statistics]") {
   DotPlot dots{.title = std::string(400, 'W'), .axis_label = std::string(300, 'x')};
   LinePlot lines{.title = "a title of many words, as many as it takes to fill more than the three lines that it may "
                           "have, which is a good deal more than anybody should write above a plot, and still more, "
-                          "and more, and more, until it is cut at last somewhere in the middle of this sentence"};
+                          "and more, and more, until it is cut at last somewhere in the middle of this sentence",
+                 .panels = {{.y_label = std::string(200, 'y')}, {.tame_spikes = true}},
+                 .note = "a note"};
   for (int i = 0; i < num_rows; ++i) {
     dots.rows.push_back({fmt::format("row {} \x01 \xFF \"<&>\" {}", i, std::string(120, 'm')), values});
-    auto& series = lines.series.emplace_back(Series{.name = dots.rows.back().label});
-    for (const double value : values) series.points.push_back({value, value});
+    Series series{.name = dots.rows.back().label};
+    for (const double value : values) {
+      series.points.push_back({value, value});
+      series.band.push_back({value, value, 2.0 * value});
+    }
+    for (auto& panel : lines.panels) panel.series.push_back(series);
   }
   check_well_formed(dot_plot(dots));
   dots.reference = ReferenceLine{kNan, "nowhere"};
@@ -126,6 +133,39 @@ TEST_CASE("plots of awkward content stay well formed", "[statistics]") {
   dots.reference = ReferenceLine{-7.0, std::string(200, 'r')};
   check_well_formed(dot_plot(dots));
   check_well_formed(line_plot(lines));
+  lines.panels[0].reference = ReferenceLine{kInfinity, "nowhere"};
+  lines.panels[1].reference = ReferenceLine{-7.0, std::string(200, 'r')};
+  check_well_formed(line_plot(lines));
+  lines.panels.clear();
+  check_well_formed(line_plot(lines));
+}
+
+TEST_CASE("names at the ends of lines keep their order and their distance", "[statistics]") {
+  LinePlot plot{.panels = {{}}};
+  for (int i = 0; i < 30; ++i) {  // all end in nearly the same place, the later the higher
+    plot.panels[0].series.push_back({.name = fmt::format("row-{:02}", i), .points = {{0, 0}, {1, 1 + 1e-3 * i}}});
+  }
+  const auto svg = line_plot(plot);
+  double above = 1e9;
+  for (int i = 0; i < 30; ++i) {
+    const auto end = svg.find(fmt::format(">row-{:02}<", i));
+    REQUIRE(end != std::string::npos);
+    const auto begin = svg.rfind(" y=\"", end) + 4;
+    const double y = std::stod(svg.substr(begin));
+    CHECK(y <= above - 15.99);
+    above = y;
+  }
+}
+
+TEST_CASE("a spike turns the axis logarithmic, where that was asked for", "[statistics]") {
+  LinePanel panel{.series = {{"", {{1, 0.7}, {2, 0.6}, {3, 900.0}, {4, 0.5}}}}, .tame_spikes = true};
+  CHECK(count(line_plot({.panels = {panel}}), ">100</text>") == 1);
+  CHECK(count(line_plot({.panels = {panel}}), ">1</text>") == 1 + 1);  // of the x axis, too
+  panel.tame_spikes = false;
+  CHECK(count(line_plot({.panels = {panel}}), ">200</text>") == 1);
+  panel.tame_spikes = true;
+  panel.series[0].points.push_back({5, 0.0});  // has no logarithm
+  CHECK(count(line_plot({.panels = {panel}}), ">200</text>") == 1);
 }
 
 TEST_CASE("the axis of a small plot has round numbers", "[statistics]") {
@@ -137,7 +177,7 @@ TEST_CASE("the axis of a small plot has round numbers", "[statistics]") {
 }
 
 TEST_CASE("a line plot, byte for byte", "[statistics]") {
-  const auto svg = line_plot({.title = "t", .series = {{"", {{0, 0}, {1, 1}}}}});
+  const auto svg = line_plot({.title = "t", .panels = {{.series = {{"", {{0, 0}, {1, 1}}}}}}});
   CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"447\" "
                         "viewBox=\"0 0 800 447\" role=\"img\" "
                         "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n<title>t</title>\n"
