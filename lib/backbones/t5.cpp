@@ -433,7 +433,7 @@ struct T5 : Backbone {
       for (std::size_t i = 0; i < stack->blocks.size(); ++i) {
         sites.push_back({fmt::format("{}.block.{}.layer.{}.DenseReluDense", stack->name, i, stack->is_decoder ? 2 : 1),
                          stack->blocks[i]->feed_forward->feed_forward,
-                         stack->is_decoder && options.head == Head::kLanguageModel});
+                         stack->is_decoder && options.head == Head::kLanguageModel, stack->name});
       }
     }
     return sites;

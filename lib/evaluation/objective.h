@@ -19,7 +19,9 @@ struct Batch {
 /// How a task's examples become batches and a loss.
 class Objective {
  public:
-  Objective(tasks::Kind kind, at::Device device, std::int64_t pad_id) : kind_(kind), device_(device), pad_id_(pad_id) {}
+  /// @param min_length  pad sentences to this length at least (a model whose results depend on the padding)
+  Objective(tasks::Kind kind, at::Device device, std::int64_t pad_id, std::int64_t min_length = 0)
+      : kind_(kind), device_(device), pad_id_(pad_id), min_length_(min_length) {}
 
   /// Classification and regression: right padding to the longest example of the batch.
   Batch batch(std::span<const tasks::Encoded* const> examples) const;
@@ -33,7 +35,7 @@ class Objective {
  private:
   tasks::Kind kind_;
   at::Device device_;
-  std::int64_t pad_id_;
+  std::int64_t pad_id_, min_length_;
 };
 
 }  // namespace mergex::evaluation
