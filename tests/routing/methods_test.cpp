@@ -168,6 +168,40 @@ TEST_CASE("padding in the mean: results depend on it, the options say so, and on
   CHECK(test::compare(evaluate(*model, set, sentences(4)), evaluate(*model, set, sentences()), {1e-3, 1e-3}).worst > 1.0);
 }
 
+TEST_CASE("every form gives the same numbers, at odd sizes and at T5-small's", "[routing][law]") {
+  const auto [out, in] = GENERATE(table<std::int64_t, std::int64_t>({{2048, 512}, {7, 13}}));
+  const std::string order = GENERATE("before_curvature", "after_curvature");
+  std::map<std::string, std::vector<Tensor>> found;
+  for (const std::string form : {"base", "absorbed", "automatic"}) {
+    const auto layer = layer_of(fmt::format(R"({{"method": "camex", "protocol": "ties", "alpha": 0.7, "curvature": {{}}, "mask_order": "{}", "form": "{}"}})", order, form),
+                                {0.05 * seeded_normal({out, in}, 1)});
+    {
+      const torch::NoGradGuard no_grad;
+      layer->experts.add_(0.01 * seeded_normal(layer->experts.sizes(), 2));
+      layer->curvature->c2_out.add_(0.1 * seeded_normal(layer->curvature->c2_out.sizes(), 3));
+    }
+    const auto x = seeded_normal({3, 5, in}, 4);
+    nn::ForwardContext context;  // no noise
+    layer->begin(true, nullptr);
+    const auto y = layer->forward(x, context);
+    y.square().sum().backward();
+    std::vector<Tensor> roots, gradients;
+    layer->collect_backward(roots, gradients);
+    torch::autograd::backward(roots, gradients);
+    layer->begin(false, nullptr);
+    const torch::NoGradGuard no_grad;
+    found[form] = {y.detach(), layer->forward(x, context), layer->experts.grad(), layer->weight.grad(),
+                   layer->curvature->c1_in.grad(), layer->router->named_parameters()["w_gate"].grad()};
+  }
+  // In float32 the router's gradient differs more: the absorbed form adds <G, E_m>, far above the <G, gamma_i> that tell
+  // the experts apart, to every score's.
+  for (const char* form : {"absorbed", "automatic"}) {
+    test::require_gradient("training", found[form][0], found["base"][0], 1e-11, 0.0);
+    test::require_gradient("evaluation", found[form][1], found["base"][0], 1e-11, 0.0);
+    for (std::size_t i = 2; i < 6; ++i) test::require_gradient("gradient", found[form][i], found["base"][i], 1e-9, 0.0);
+  }
+}
+
 TEST_CASE("soft merging is the score-weighted mean of the experts, and has no base", "[routing][law]") {
   const std::string text = GENERATE(R"({"method": "soft_merge", "num_experts": 4})",
                                     R"({"method": "soft_merge", "num_experts": 4, "router": {"kind": "noisy_top_k", "top_k": 2}})",
