@@ -173,7 +173,7 @@ TEST_CASE("every form gives the same numbers, at odd sizes and at T5-small's", "
   const std::string order = GENERATE("before_curvature", "after_curvature");
   std::map<std::string, std::vector<Tensor>> found;
   for (const std::string form : {"base", "absorbed", "automatic"}) {
-    const auto layer = layer_of(fmt::format(R"({{"method": "camex", "protocol": "ties", "alpha": 0.7, "curvature": {{}}, "mask_order": "{}", "form": "{}"}})", order, form),
+    const auto layer = layer_of(fmt::format(R"({{"method": "camex", "num_experts": 3, "protocol": "ties", "alpha": 0.7, "curvature": {{}}, "mask_order": "{}", "form": "{}"}})", order, form),
                                 {0.05 * seeded_normal({out, in}, 1)});
     {
       const torch::NoGradGuard no_grad;
