@@ -193,7 +193,8 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
     : plan_(std::move(plan)),
       dataset_(std::move(dataset)),
       machine_(machine),
-      objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id(), training_loss(plan_, *dataset_)) {
+      objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id(), training_loss(plan_, *dataset_),
+                 plan_.experts && plan_.experts->depends_on_padding ? plan_.task.max_length : 0) {
   const auto& data = dataset_->data;
   select_by_ = plan_.training.select_best_by.empty() ? plan_.task.primary_metric : plan_.training.select_best_by;
   if (select_by_ != "loss" && std::ranges::find(data.metrics, select_by_) == data.metrics.end()) {

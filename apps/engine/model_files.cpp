@@ -36,12 +36,15 @@ Split split(const Model& model) {
     const auto* place = place_of(item.key());
     if (place == nullptr) {
       result.dense.emplace_back(model.backbone->file_name(item.key()), item.value());
-    } else if (item.key() != place->name + ".weight") {
+    } else if (item.key() != place->name + ".weight" && item.key() != place->name + ".bias") {
       result.experts.emplace_back(item.key(), item.value());
     }
   }
   for (const auto& place : model.experts.places()) {
     result.dense.emplace_back(model.backbone->file_name(place.name + ".weight"), place.layer->dense_weight());
+    if (const auto bias = place.layer->dense_bias(); bias.defined()) {
+      result.dense.emplace_back(model.backbone->file_name(place.name + ".bias"), bias);
+    }
   }
   return result;
 }

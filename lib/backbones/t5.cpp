@@ -402,7 +402,8 @@ struct T5 : Backbone {
     for (const auto& stack : {encoder, decoder}) {
       for (std::size_t i = 0; i < stack->blocks.size(); ++i) {
         const auto& feed_forward = stack->blocks[i]->feed_forward->feed_forward;
-        sites.push_back({feed_forward->place, feed_forward, stack->is_decoder && options.head == Head::kLanguageModel});
+        sites.push_back({feed_forward->place, feed_forward, stack->is_decoder && options.head == Head::kLanguageModel,
+                         stack->name});
       }
     }
     return sites;

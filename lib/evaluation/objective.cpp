@@ -13,10 +13,10 @@ struct Padded {
   Tensor ids, mask;
 };
 
-/// Rows padded on the right to the longest.
+/// Rows padded on the right to the longest, and to `min_length` at least.
 template <class Rows>
-Padded pad_right(const Rows& rows, std::int64_t pad_id) {
-  std::size_t longest = 1;
+Padded pad_right(const Rows& rows, std::int64_t pad_id, std::int64_t min_length = 0) {
+  auto longest = static_cast<std::size_t>(std::max<std::int64_t>(min_length, 1));
   for (const auto& row : rows) longest = std::max(longest, row.size());
   const auto batch = static_cast<std::int64_t>(rows.size());
   auto ids = torch::full({batch, static_cast<std::int64_t>(longest)}, pad_id, at::kLong);
@@ -45,7 +45,7 @@ Batch Objective::batch(std::span<const tasks::Encoded* const> examples) const {
     labelled.push_back(example->label ? 1 : 0);
     if (example->label) gold.push_back(*example->label);
   }
-  const auto padded = pad_right(rows, pad_id_);
+  const auto padded = pad_right(rows, pad_id_, min_length_);
   Batch result;
   result.inputs.input_ids_BT = padded.ids.to(device_);
   result.inputs.attention_mask_BT = padded.mask.to(device_);

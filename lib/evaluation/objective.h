@@ -35,8 +35,10 @@ std::vector<double> balanced_weights(std::span<const tasks::Encoded> examples, s
 /// How a task's examples become batches and a loss.
 class Objective {
  public:
-  Objective(tasks::Kind kind, at::Device device, std::int64_t pad_id, TrainingLoss training = {})
-      : kind_(kind), device_(device), pad_id_(pad_id), training_(std::move(training)) {}
+  /// @param min_length  pad sentences to this length at least (a model whose results depend on the padding)
+  Objective(tasks::Kind kind, at::Device device, std::int64_t pad_id, TrainingLoss training = {},
+            std::int64_t min_length = 0)
+      : kind_(kind), device_(device), pad_id_(pad_id), min_length_(min_length), training_(std::move(training)) {}
 
   /// Classification and regression: right padding to the longest example of the batch.
   Batch batch(std::span<const tasks::Encoded* const> examples) const;
@@ -58,7 +60,7 @@ class Objective {
 
   tasks::Kind kind_;
   at::Device device_;
-  std::int64_t pad_id_;
+  std::int64_t pad_id_, min_length_;
   TrainingLoss training_;
 };
 

@@ -14,6 +14,7 @@ struct FeedForward : torch::nn::Module {
   /// [B, T, D] -> [B, T, D]
   virtual Tensor forward(const Tensor& x_BTD, ForwardContext& context) = 0;
 
+  /// In the order in which `forward` calls them.
   virtual std::vector<std::string> projection_names() const = 0;
   virtual std::shared_ptr<Projection>& projection(const std::string& name) = 0;
 
@@ -26,6 +27,7 @@ struct FeedForwardSite {
   std::string name;  ///< "encoder.block.0.layer.1.DenseReluDense"
   std::shared_ptr<FeedForward> module;
   bool autoregressive;  ///< position t must not see later positions (a decoder that generates)
+  std::string stack;    ///< "encoder": the chain of like blocks that it belongs to
 };
 
 }  // namespace mergex::nn

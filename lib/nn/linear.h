@@ -13,12 +13,14 @@ struct Projection : torch::nn::Module {
   virtual Tensor forward(const Tensor& x, ForwardContext& context) = 0;
 };
 
-/// y = x W^T, W stored [O, I] and left unset: it is loaded or initialised by the model.
+/// y = x W^T, plus b where there is a bias. W is stored [O, I]; both are left unset: they are loaded or initialised by
+/// the model.
 struct Linear : Projection {
-  Linear(std::int64_t in_features, std::int64_t out_features, const at::TensorOptions& options);
+  Linear(std::int64_t in_features, std::int64_t out_features, const at::TensorOptions& options, bool has_bias = false);
   Tensor forward(const Tensor& x, ForwardContext& context) override;
 
   Tensor weight;  // [O, I]
+  Tensor bias;    // [O]; undefined without one
 };
 
 /// Root-mean-square norm without mean or bias (Zhang and Sennrich 2019), computed in float32 or wider.

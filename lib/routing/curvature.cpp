@@ -28,25 +28,32 @@ Tensor apply_curvature(const Tensor& tau_NOI, const Tensor& c1_out, const Tensor
   return sum_NOI;
 }
 
-Curvature::Curvature(std::int64_t rank, std::int64_t num_experts, std::int64_t out_features, std::int64_t in_features,
-                     const at::TensorOptions& tensors) {
-  const auto [a1, a2] = factor_pair(out_features);
-  const auto [b1, b2] = factor_pair(in_features);
+Curvature::Curvature(std::int64_t rank, std::int64_t num_experts, std::int64_t out_features,
+                     std::optional<std::int64_t> in_features, const at::TensorOptions& tensors) {
   const auto add = [&](const char* name, std::int64_t w) {
     return register_parameter(name, torch::empty({rank, num_experts, w, w}, tensors));
   };
+  const auto [a1, a2] = factor_pair(out_features);
   c1_out = add("c1_out", a1);
   c2_out = add("c2_out", a2);
+  if (!in_features) return;
+  const auto [b1, b2] = factor_pair(*in_features);
   c1_in = add("c1_in", b1);
   c2_in = add("c2_in", b2);
 }
 
-void Curvature::initialize() {
+void Curvature::initialize(RankInit init) {
   const torch::NoGradGuard no_grad;
   for (auto* c : {&c1_out, &c2_out, &c1_in, &c2_in}) {
-    c->copy_(torch::eye(c->size(-1), c->options()).expand_as(*c));
+    if (c->defined()) c->copy_(torch::eye(c->size(-1), c->options()).expand_as(*c));
   }
-  if (c1_out.size(0) > 1) c1_out.slice(0, 1).zero_();
+  if (init == RankInit::kIdentityTotal && c1_out.size(0) > 1) c1_out.slice(0, 1).zero_();
+}
+
+Tensor Curvature::forward(const Tensor& tau_NOI) const {
+  if (c1_in.defined()) return apply_curvature(tau_NOI, c1_out, c2_out, c1_in, c2_in);
+  const auto one = torch::ones({c1_out.size(0), c1_out.size(1), 1, 1}, c1_out.options().requires_grad(false));
+  return apply_curvature(tau_NOI, c1_out, c2_out, one, one);
 }
 
 }  // namespace mergex::routing

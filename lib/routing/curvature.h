@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <optional>
 #include <utility>
 
 #include "tensor/tensor.h"
@@ -22,16 +23,23 @@ std::pair<std::int64_t, std::int64_t> factor_pair(std::int64_t width);
 Tensor apply_curvature(const Tensor& tau_NOI, const Tensor& c1_out, const Tensor& c2_out, const Tensor& c1_in,
                        const Tensor& c2_in);
 
+/// What the sum over r is at the start.
+enum class RankInit {
+  kIdentityTotal,   ///< I for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so that
+                    ///< their gradient reaches that factor
+  kIdentityEachSum  ///< R * I: every term is the identity
+};
+
 /// The trainable factors of one merged linear.
 struct Curvature : torch::nn::Module {
-  Curvature(std::int64_t rank, std::int64_t num_experts, std::int64_t out_features, std::int64_t in_features,
-            const at::TensorOptions& tensors);
+  /// @param in_features  none for a bias, whose task vectors are [N, O, 1]: then there are only the `_out` factors
+  Curvature(std::int64_t rank, std::int64_t num_experts, std::int64_t out_features,
+            std::optional<std::int64_t> in_features, const at::TensorOptions& tensors);
 
-  /// The identity for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so that
-  /// their gradient reaches that factor.
-  void initialize();
+  void initialize(RankInit init = RankInit::kIdentityTotal);
 
-  Tensor forward(const Tensor& tau_NOI) const { return apply_curvature(tau_NOI, c1_out, c2_out, c1_in, c2_in); }
+  /// [N, O, I] -> [N, O, I]
+  Tensor forward(const Tensor& tau_NOI) const;
 
   Tensor c1_out, c2_out, c1_in, c2_in;
 };

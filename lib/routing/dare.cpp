@@ -6,8 +6,8 @@
 
 namespace mergex::routing {
 
-Tensor dare_mask(const Tensor& task_vectors_NOI, double p, at::Generator& generator) {
-  auto mask = torch::empty_like(task_vectors_NOI, task_vectors_NOI.options().requires_grad(false));
+Tensor dare_mask(const Tensor& dropped, double p, at::Generator& generator) {
+  auto mask = torch::empty_like(dropped, dropped.options().requires_grad(false));
   return mask.bernoulli_(1.0 - p, generator).div_(1.0 - p);
 }
 
@@ -15,12 +15,20 @@ constinit const Protocol kDare{
     .name = "dare",
     .summary = "while training, drop entries of the task vectors at random and rescale the rest; evaluation keeps all",
     .paper = "Yu et al. 2024, arXiv:2311.03099; inside a layer: Nguyen et al. 2025, arXiv:2502.18821",
-    .configure = [](io::JsonObject& options) -> Mask {
+    .configure = [](io::JsonObject& options, Profile profile) -> Masks {
       double p = 0.1;
       options.optional("dare_p", p, {.at_least = 0.0, .below = 1.0});
-      return [p](const Tensor& tau_NOI, bool training, tensor::RandomStreams* random) {
-        return training && p > 0.0 ? dare_mask(tau_NOI, p, random->stream("dare")) : Tensor();
-      };
+      const std::vector<std::string> modes{"elementwise", "expert_channel"};
+      const bool whole_experts = options.choice("dare_mode", modes, profile == Profile::kRelease ? 1 : 0) == 1;
+      if (p == 0.0) return {};
+      if (whole_experts) {
+        return {.units = [p](const Tensor& scores_UN, tensor::RandomStreams& random) {
+          return dare_mask(scores_UN, p, random.stream("dare"));
+        }};
+      }
+      return {.entries = [p](const Tensor& tau_NOI, bool training, tensor::RandomStreams* random) {
+        return training ? dare_mask(tau_NOI, p, random->stream("dare")) : Tensor();
+      }};
     }};
 
 }  // namespace mergex::routing

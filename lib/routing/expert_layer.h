@@ -17,6 +17,16 @@ struct LayerReport {
   double experts_per_unit = 0.0;   ///< mean number of experts with a score above zero
 };
 
+struct ExpertLayer;
+
+/// Where an expert layer is put, and what it may share with layers that are there already.
+struct LayerPlace {
+  Tensor weight_OI;     ///< of the dense linear
+  Tensor bias_O = {};   ///< undefined where that has none
+  std::shared_ptr<ExpertLayer> first_of_feed_forward = {};  ///< runs before this one; null: this is the first
+  std::shared_ptr<ExpertLayer> first_of_role = {};  ///< of those of the same stack, name and shape; null: as above
+};
+
 struct ParameterCounts {
   std::int64_t experts = 0, routers = 0, curvature = 0;
 };
@@ -37,8 +47,9 @@ struct ExpertLayer : nn::Projection {
   /// gradients.
   virtual void collect_backward(std::vector<Tensor>& roots, std::vector<Tensor>& gradients) = 0;
 
-  /// The one [O, I] matrix that stands for this layer in a dense model.
+  /// The one [O, I] matrix, and [O] bias (undefined without one), that stand for this layer in a dense model.
   virtual Tensor dense_weight() const = 0;
+  virtual Tensor dense_bias() const = 0;
   virtual void initialize(at::Generator& generator) = 0;
   virtual ParameterCounts count() const = 0;
   /// Over the forward passes since the last `begin`.

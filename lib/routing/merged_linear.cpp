@@ -8,7 +8,8 @@
 namespace mergex::routing {
 
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
-                     const Curvature* curvature, double alpha, Form form) {
+                     const Curvature* curvature, double alpha, Form form, MaskOrder order) {
+  if (!base_OI.defined()) return {experts_NOI, {}};
   if (form == Form::kAutomatic) form = curvature == nullptr ? Form::kAbsorbed : Form::kBase;
   if (curvature == nullptr && form == Form::kAbsorbed) {
     if (mask_NOI.defined()) {
@@ -18,14 +19,10 @@ Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Ten
     if (alpha == 1.0) return {experts_NOI, {}};
     return {(1.0 - alpha) * base_OI + alpha * experts_NOI, {}};
   }
-  auto gamma_NOI = curvature != nullptr && can_fuse_curvature(experts_NOI) ? Tensor() : experts_NOI - base_OI;
-  if (gamma_NOI.defined() && mask_NOI.defined()) gamma_NOI = gamma_NOI * mask_NOI;
-  if (curvature != nullptr && can_fuse_curvature(experts_NOI)) {
-    gamma_NOI = fused_curvature(experts_NOI, base_OI, {.before_NOI = mask_NOI.defined() ? mask_NOI != 0 : Tensor()}, alpha, curvature->c1_out, curvature->c2_out, curvature->c1_in, curvature->c2_in);
-    if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
-    return {gamma_NOI, base_OI};
-  }
+  auto gamma_NOI = experts_NOI - base_OI;
+  if (mask_NOI.defined() && order == MaskOrder::kBeforeCurvature) gamma_NOI = gamma_NOI * mask_NOI;
   if (curvature != nullptr) gamma_NOI = curvature->forward(gamma_NOI);
+  if (mask_NOI.defined() && order == MaskOrder::kAfterCurvature) gamma_NOI = gamma_NOI * mask_NOI;
   if (alpha != 1.0) gamma_NOI = alpha * gamma_NOI;
   if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
   return {gamma_NOI, base_OI};
@@ -59,38 +56,77 @@ Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT) {
   return torch::matmul(weight_BT.unsqueeze(1), x_BTD).squeeze(1) / count_B1;
 }
 
-MergedLinear::MergedLinear(const Tensor& dense_OI, const MergedLinearOptions& options)
-    : weight(register_parameter("weight", dense_OI.detach().clone())),
-      experts(register_parameter("experts", dense_OI.detach().repeat({options.num_experts, 1, 1}))),
-      router(register_module("router",
-                             options.make_router({dense_OI.size(1), options.num_experts,
-                                                  options.auxiliary_coefficient,
-                                                  dense_OI.options().requires_grad(false)}))),
-      options_(options) {
-  if (options.curvature_rank > 0) {
-    curvature = register_module(
-        "curvature", std::make_shared<Curvature>(options.curvature_rank, options.num_experts, dense_OI.size(0),
-                                                 dense_OI.size(1), dense_OI.options().requires_grad(false)));
+MergedLinear::MergedLinear(const LayerPlace& place, const MergedLinearOptions& options) : options_(options) {
+  const auto& dense_OI = place.weight_OI;
+  const auto n = options.num_experts;
+  const auto tensors = dense_OI.options().requires_grad(false);
+  if (options.has_base) weight = register_parameter("weight", dense_OI.detach().clone());
+  experts = register_parameter("experts", dense_OI.detach().repeat({n, 1, 1}));
+  if (place.bias_O.defined()) {
+    if (options.has_base) bias = register_parameter("bias", place.bias_O.detach().clone());
+    bias_experts = register_parameter("bias_experts", place.bias_O.detach().repeat({n, 1}));
+  }
+
+  if (options.router_per_feed_forward) {
+    routed_by_ = std::dynamic_pointer_cast<MergedLinear>(place.first_of_feed_forward);
+  }
+  if (!routed_by_) {
+    router = register_module("router",
+                             options.make_router({dense_OI.size(1), n, options.auxiliary_coefficient, tensors}));
+  }
+  if (options.adapter_reduction > 0) {
+    token_adapter = register_module(
+        "token_adapter", std::make_shared<TokenAdapter>(dense_OI.size(1), options.adapter_reduction, tensors));
+  }
+
+  if (options.curvature_rank == 0) return;
+  if (options.share_curvature && place.first_of_role) {
+    // Not registered here: the model must have each of its parameters once.
+    const auto first = std::dynamic_pointer_cast<MergedLinear>(place.first_of_role);
+    curvature = first->curvature;
+    bias_curvature = first->bias_curvature;
+    return;
+  }
+  owns_curvature_ = true;
+  curvature = register_module("curvature", std::make_shared<Curvature>(options.curvature_rank, n, dense_OI.size(0),
+                                                                       dense_OI.size(1), tensors));
+  if (bias_experts.defined()) {
+    bias_curvature = register_module(
+        "bias_curvature",
+        std::make_shared<Curvature>(options.curvature_rank, n, dense_OI.size(0), std::nullopt, tensors));
   }
 }
 
 void MergedLinear::initialize(at::Generator& generator) {
-  router->initialize(generator);
-  if (curvature) curvature->initialize();
+  if (router) router->initialize(generator);
+  if (token_adapter) token_adapter->initialize(generator);
+  if (!owns_curvature_) return;
+  curvature->initialize(options_.rank_init);
+  if (bias_curvature) bias_curvature->initialize(options_.rank_init);
+}
+
+Tensor MergedLinear::dense_weight() const { return weight.defined() ? weight : experts.mean(0); }
+
+Tensor MergedLinear::dense_bias() const {
+  return bias.defined() || !bias_experts.defined() ? bias : bias_experts.mean(0);
 }
 
 void MergedLinear::prepare(bool training, tensor::RandomStreams* random) {
   const torch::AutoGradMode grad_mode(training);
   statistics_.reset();
+  pass_scores_UN_ = Tensor();
   Tensor mask_NOI;
   if (options_.mask) {
     const torch::NoGradGuard no_grad;
     mask_NOI = options_.mask(experts - weight, training, random);
+    if (bias.defined()) bias_mask_NO1_ = options_.mask((bias_experts - bias).unsqueeze(-1), training, random);
   }
   // Only a mask of 0 and 1 says what was kept; DARE's training mask is rescaled, and evaluation keeps all.
   kept_fraction_ = mask_NOI.defined() && !training ? mask_NOI.mean().item<double>() : 1.0;
-  const auto form = options_.form == Form::kAutomatic && !training ? Form::kAbsorbed : options_.form;
-  graph_ = make_mixture(weight, experts, mask_NOI, curvature.get(), options_.alpha, form);
+  form_ = options_.form;
+  if (form_ == Form::kAutomatic && !training) form_ = Form::kAbsorbed;
+  if (form_ == Form::kAutomatic && !options_.base_can_be_absorbed()) form_ = Form::kBase;
+  graph_ = make_mixture(weight, experts, mask_NOI, curvature.get(), options_.alpha, form_, options_.mask_order);
   leaf_ = graph_;
   if (training && !graph_.terms_NOI.is_leaf()) leaf_.terms_NOI = graph_.terms_NOI.detach().requires_grad_(true);
 }
@@ -103,34 +139,62 @@ void MergedLinear::collect_backward(std::vector<Tensor>& roots, std::vector<Tens
   graph_ = leaf_ = {};
 }
 
+Tensor MergedLinear::route(const Tensor& x_BTI, nn::ForwardContext& context) {
+  if (routed_by_) {
+    const auto& scores_UN = routed_by_->pass_scores_UN_;
+    TORCH_CHECK(scores_UN.defined() && scores_UN.size(0) == x_BTI.size(0), "the layer that routes this one has not run");
+    return scores_UN;
+  }
+  const tensor::NoAutocast own_dtype;  // only the product with the merged weight may be in less
+  const auto wide = at::promote_types(x_BTI.scalar_type(), at::kFloat);
+  const auto mask_BT = options_.pool_padding ? Tensor() : context.mask_BT;
+  const auto routed = router->forward(masked_mean(x_BTI.to(wide), mask_BT), context);
+  if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
+  if (options_.router_per_feed_forward) pass_scores_UN_ = routed.scores_UN;
+  return routed.scores_UN;
+}
+
+Tensor MergedLinear::merge_biases(const Tensor& scores_UN) const {
+  const tensor::NoAutocast own_dtype;
+  // Small enough to be mixed in every pass: its gradients flow to the parameters at once.
+  const auto base_O1 = bias.defined() ? bias.unsqueeze(-1) : Tensor();
+  const auto mixture = make_mixture(base_O1, bias_experts.unsqueeze(-1), bias_mask_NO1_, bias_curvature.get(),
+                                    options_.alpha, form_, options_.mask_order);
+  return merge_weights(mixture, scores_UN).squeeze(-1);
+}
+
 Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   TORCH_CHECK(leaf_.terms_NOI.defined(), "begin() must be called before a step or an evaluation");
-  Tensor scores_UN;
-  {
-    const tensor::NoAutocast own_dtype;  // only the product with the merged weight may be in less
-    const auto wide = at::promote_types(x_BTI.scalar_type(), at::kFloat);
-    const auto routed = router->forward(masked_mean(x_BTI.to(wide), context.mask_BT), context);
-    if (routed.auxiliary_loss.defined()) context.auxiliary_losses.push_back(routed.auxiliary_loss);
-    if (!context.training) statistics_.add(routed.scores_UN);
-    ++num_merges;
-    scores_UN = routed.scores_UN;
-  }
-  return merged_product(x_BTI, leaf_, scores_UN);
+  const auto adapted_BTI = token_adapter ? token_adapter->forward(x_BTI, context) : x_BTI;
+  auto scores_UN = route(adapted_BTI, context);
+  if (!context.training) statistics_.add(scores_UN);
+  if (options_.unit_mask && context.training) scores_UN = scores_UN * options_.unit_mask(scores_UN, *context.random);
+  ++num_merges;
+  const auto y_BTO = merged_product(adapted_BTI, leaf_, scores_UN);
+  return bias_experts.defined() ? y_BTO + merge_biases(scores_UN).unsqueeze(1) : y_BTO;
 }
 
 ParameterCounts MergedLinear::count() const {
-  ParameterCounts c{.experts = experts.numel()};
-  for (const auto& p : router->parameters()) c.routers += p.numel();
-  if (curvature) {
-    for (const auto& p : curvature->parameters()) c.curvature += p.numel();
-  }
+  // Without a base one expert stands in the dense model's own place.
+  const auto beside_dense = [&](const Tensor& t) { return t.numel() - (options_.has_base ? 0 : t[0].numel()); };
+  const auto sum = [](const torch::nn::Module& module) {
+    std::int64_t total = 0;
+    for (const auto& p : module.parameters()) total += p.numel();
+    return total;
+  };
+  ParameterCounts c{.experts = beside_dense(experts)};
+  if (bias_experts.defined()) c.experts += beside_dense(bias_experts);
+  if (router) c.routers += sum(*router);
+  if (token_adapter) c.routers += sum(*token_adapter);
+  if (owns_curvature_) c.curvature += sum(*curvature) + (bias_curvature ? sum(*bias_curvature) : 0);
   return c;
 }
 
 LayerReport MergedLinear::report() const {
   const torch::NoGradGuard no_grad;
-  const auto tau_norms = (experts - weight).flatten(1).norm(2, 1);
-  return {.task_vector_ratio = (tau_norms.mean() / weight.norm()).item<double>(),
+  const auto center = dense_weight();
+  const auto tau_norms = (experts - center).flatten(1).norm(2, 1);
+  return {.task_vector_ratio = (tau_norms.mean() / center.norm()).item<double>(),
           .kept_fraction = kept_fraction_,
           .router_entropy = statistics_.mean_entropy(),
           .experts_per_unit = statistics_.mean_experts()};

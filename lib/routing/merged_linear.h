@@ -4,6 +4,7 @@
 #include "routing/expert_layer.h"
 #include "routing/protocol.h"
 #include "routing/router.h"
+#include "routing/token_adapter.h"
 
 namespace mergex::routing {
 
@@ -16,18 +17,23 @@ enum class Form {
   kAbsorbed    ///< sum_i s_i (E_m + alpha * gamma_i), exact since scores sum to 1
 };
 
+/// Whether the mask multiplies the task vectors (the paper) or the curved ones (the authors' public code).
+enum class MaskOrder { kBeforeCurvature, kAfterCurvature };
+
 /// What mixes into the merged weight of a unit. Source: Nguyen et al. 2025, CA-Merge (arXiv:2502.18821).
 struct Mixture {
   Tensor terms_NOI;  ///< alpha * gamma_i, or E'_i in the absorbed form
-  Tensor base_OI;    ///< E_m; undefined in the absorbed form
+  Tensor base_OI;    ///< E_m; undefined in the absorbed form, and where there is no base
 };
 
-/// gamma_i = M_i . (mask_i * (E_i - E_m)), and what is mixed from it. Without curvature the absorbed form is
+/// gamma_i = M_i . (mask_i * (E_i - E_m)), or mask_i * (M_i . (E_i - E_m)), and what is mixed from it. Without curvature the absorbed form is
 /// (1 - alpha mask_i) E_m + alpha mask_i E_i, entry by entry: at alpha = 1 an entry that all experts keep gives the base
 /// exactly no gradient, where the other form would leave rounding noise that Adam blows up to full steps.
+/// @param base_OI    undefined: the soft merge of the experts, to which nothing else applies
 /// @param mask_NOI   undefined: keep all  @param curvature  null: identity
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
-                     const Curvature* curvature, double alpha, Form form);
+                     const Curvature* curvature, double alpha, Form form,
+                     MaskOrder order = MaskOrder::kBeforeCurvature);
 
 /// Merged weights of every unit, [U, O, I], by one product of scores [U, N] and terms [N, O * I].
 Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN);
@@ -42,39 +48,65 @@ Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT);
 
 struct MergedLinearOptions {
   std::int64_t num_experts;
+  bool has_base = true;             ///< false: the soft merge of the experts
   double alpha = 1.0;
-  Mask mask;                       ///< empty: keep all
+  Mask mask = {};                   ///< of the task vectors' entries; empty: keep all
+  UnitMask unit_mask = {};          ///< of a unit's experts, while training; empty: keep all
+  MaskOrder mask_order = MaskOrder::kBeforeCurvature;
   std::int64_t curvature_rank = 0;  ///< 0: no curvature
+  RankInit rank_init = RankInit::kIdentityTotal;
+  bool share_curvature = false;     ///< with the first layer of the same role
   double auxiliary_coefficient = 0.0;
   Form form = Form::kAutomatic;     ///< while training; evaluation folds (the absorbed form) unless this says kBase
-  MakeRouter make_router;
+  MakeRouter make_router = {};
+  bool scores_sum_to_one = true;    ///< the router's, while training
+  bool router_per_feed_forward = false;
+  bool pool_padding = false;        ///< the mean that is routed counts padding too
+  std::int64_t adapter_reduction = 0;  ///< of the token adapter in front; 0: none
+
+  /// Whether sum_i s_i = 1 can be relied on while training.
+  bool base_can_be_absorbed() const { return scores_sum_to_one && !unit_mask; }
 };
 
-/// A linear whose weight is merged from experts for each sentence (CAMEx and its baselines).
-/// Parameters: weight [O, I] (the base expert E_m), experts [N, O, I], router.*, curvature.*
+/// A linear whose weight is merged from experts for each sentence (CAMEx, its baselines, and soft merging).
+/// Parameters: weight [O, I] (the base expert E_m), experts [N, O, I], router.*, curvature.*, token_adapter.*; where the
+/// linear has a bias: bias [O], bias_experts [N, O], bias_curvature.*, merged by the same scores and alpha, with a mask
+/// of their own.
 struct MergedLinear : ExpertLayer {
-  /// Every expert starts as a copy of `dense_OI`.
-  MergedLinear(const Tensor& dense_OI, const MergedLinearOptions& options);
+  /// Every expert starts as a copy of the dense linear.
+  MergedLinear(const LayerPlace& place, const MergedLinearOptions& options);
 
   Tensor forward(const Tensor& x_BTI, nn::ForwardContext& context) override;
   void collect_backward(std::vector<Tensor>& roots, std::vector<Tensor>& gradients) override;
-  Tensor dense_weight() const override { return weight; }
+  /// The base expert, or the mean of the experts where there is none.
+  Tensor dense_weight() const override;
+  Tensor dense_bias() const override;
   void initialize(at::Generator& generator) override;
   ParameterCounts count() const override;
   LayerReport report() const override;
 
-  Tensor weight, experts;
-  std::shared_ptr<Router> router;
-  std::shared_ptr<Curvature> curvature;  // null without curvature
+  Tensor weight, experts;      // weight: undefined without a base
+  Tensor bias, bias_experts;   // undefined where the linear has no bias
+  std::shared_ptr<Router> router;  // null where the first layer of the feed-forward routes
+  std::shared_ptr<Curvature> curvature, bias_curvature;  // null without curvature
+  std::shared_ptr<TokenAdapter> token_adapter;           // null without
 
   /// For tests: how often weights were merged since construction.
   std::int64_t num_merges = 0;
 
  private:
   void prepare(bool training, tensor::RandomStreams* random) override;
+  Tensor route(const Tensor& x_BTI, nn::ForwardContext& context);
+  /// [U, N] -> [U, O]
+  Tensor merge_biases(const Tensor& scores_UN) const;
 
   MergedLinearOptions options_;
+  std::shared_ptr<MergedLinear> routed_by_;  // null where this layer routes
+  bool owns_curvature_ = false;
+  Tensor pass_scores_UN_;  // of the pass that runs, for the layers that this one routes
+  Form form_ = Form::kAutomatic;
   Mixture graph_;  // with its autograd history
+  Tensor bias_mask_NO1_;
   Mixture leaf_;   // what forward uses: gradients of all micro-batches add up at leaf_.terms_NOI
   double kept_fraction_ = 1.0;
   ScoreStatistics statistics_;

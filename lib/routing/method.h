@@ -5,6 +5,7 @@
 
 #include "nn/feed_forward.h"
 #include "routing/expert_layer.h"
+#include "routing/profile.h"
 
 namespace mergex::io {
 class JsonObject;
@@ -12,8 +13,14 @@ class JsonObject;
 
 namespace mergex::routing {
 
-/// Builds the layer that stands in the place of a dense [O, I] weight.
-using MakeLayer = std::function<std::shared_ptr<ExpertLayer>(const Tensor& dense_OI)>;
+/// Builds the layer that stands in the place of a dense linear.
+using MakeLayer = std::function<std::shared_ptr<ExpertLayer>(const LayerPlace& place)>;
+
+/// An expert method whose options are read.
+struct ConfiguredMethod {
+  MakeLayer make_layer;
+  bool depends_on_padding = false;  ///< how far a batch is padded changes its results
+};
 
 /// An expert method as recipes name it.
 struct Method {
@@ -21,12 +28,12 @@ struct Method {
   const char* summary;
   const char* paper;
   bool routes_sentences;  ///< scores depend on all positions of a sentence: no use in a decoder that generates
-  MakeLayer (*configure)(io::JsonObject& options);
+  ConfiguredMethod (*configure)(io::JsonObject& options, Profile profile);
 };
 
 std::span<const Method* const> method_registry();
 
-extern const Method kCamex, kSmoe;
+extern const Method kCamex, kSoftMerge, kSmoe;
 
 /// What the recipe's `experts` section asks for.
 struct ExpertOptions {
@@ -35,8 +42,9 @@ struct ExpertOptions {
   std::string origin;                ///< where the section stands, for messages
   std::vector<std::string> linears;  ///< which projections; empty: all of the feed-forward
   MakeLayer make_layer;
+  bool depends_on_padding = false;   ///< batches must be padded to the task's max_length, and not sorted by length
 
-  /// @throws UserError for unknown names (with the nearest one), values out of range, and what is not built
+  /// @throws UserError for unknown names (with the nearest one), values out of range and what does not go together
   static ExpertOptions read(io::JsonObject options);
 };
 

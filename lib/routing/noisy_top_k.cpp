@@ -8,14 +8,14 @@
 namespace mergex::routing {
 namespace {
 
-constexpr double kNoiseFloor = 0.01;
 constexpr double kInitialStd = 0.02;
 
 struct NoisyTopKRouter : Router {
-  NoisyTopKRouter(const RouterShape& shape, std::int64_t top_k_)
+  NoisyTopKRouter(const RouterShape& shape, std::int64_t top_k_, double noise_std_floor_)
       : w_gate(register_parameter("w_gate", torch::empty({shape.in_features, shape.num_experts}, shape.tensors))),
         w_noise(register_parameter("w_noise", torch::empty({shape.in_features, shape.num_experts}, shape.tensors))),
         top_k(top_k_),
+        noise_std_floor(noise_std_floor_),
         auxiliary_coefficient(shape.auxiliary_coefficient) {}
 
   RouterOutput forward(const Tensor& z_UD, nn::ForwardContext& context) override {
@@ -24,7 +24,7 @@ struct NoisyTopKRouter : Router {
       noise_UN = torch::empty({z_UD.size(0), w_gate.size(1)}, z_UD.options().requires_grad(false));
       noise_UN.normal_(0.0, 1.0, context.random->stream("router_noise"));
     }
-    const auto gating = noisy_top_k(z_UD, w_gate, w_noise, noise_UN, top_k);
+    const auto gating = noisy_top_k(z_UD, w_gate, w_noise, noise_UN, top_k, noise_std_floor);
     return {gating.scores_UN,
             auxiliary_coefficient > 0 ? balance_loss(gating, auxiliary_coefficient) : Tensor()};
   }
@@ -38,18 +38,18 @@ struct NoisyTopKRouter : Router {
 
   Tensor w_gate, w_noise;  // [D, N]
   std::int64_t top_k;
-  double auxiliary_coefficient;
+  double noise_std_floor, auxiliary_coefficient;
 };
 
 }  // namespace
 
 Gating noisy_top_k(const Tensor& h_UD, const Tensor& w_gate_DN, const Tensor& w_noise_DN, const Tensor& noise_UN,
-                   std::int64_t top_k) {
+                   std::int64_t top_k, double noise_std_floor) {
   const auto num_experts = w_gate_DN.size(1);
   const auto clean_UN = torch::matmul(h_UD, w_gate_DN);
   Tensor sigma_UN, logits_UN = clean_UN;
   if (noise_UN.defined()) {
-    sigma_UN = torch::softplus(torch::matmul(h_UD, w_noise_DN)) + kNoiseFloor;
+    sigma_UN = torch::softplus(torch::matmul(h_UD, w_noise_DN)) + noise_std_floor;
     logits_UN = clean_UN + sigma_UN * noise_UN;
   }
   if (top_k == num_experts) {
@@ -90,14 +90,20 @@ constinit const RouterKind kNoisyTopK{
     .name = "noisy_top_k",
     .summary = "softmax over the k largest of linear logits, with learned noise while training",
     .paper = "Shazeer et al. 2017, arXiv:1701.06538",
-    .configure = [](io::JsonObject& options, std::int64_t num_experts, std::int64_t default_top_k) -> MakeRouter {
+    .has_balance_loss = true,
+    .configure = [](io::JsonObject& options, std::int64_t num_experts, std::int64_t default_top_k) -> ConfiguredRouter {
       std::int64_t top_k = default_top_k;
       options.optional("top_k", top_k);
       if (top_k < 1 || top_k > num_experts) {
         options.fail_value("top_k", fmt::format("expected 1..{} (num_experts is {}); lower top_k or add experts",
                                                 num_experts, num_experts));
       }
-      return [top_k](const RouterShape& shape) { return std::make_shared<NoisyTopKRouter>(shape, top_k); };
+      double floor = 0.01;
+      options.optional("noise_std_floor", floor, {.at_least = 0.0});
+      return {.make = [top_k, floor](const RouterShape& shape) {
+                return std::make_shared<NoisyTopKRouter>(shape, top_k, floor);
+              },
+              .top_k = top_k};
     }};
 
 }  // namespace mergex::routing

@@ -10,14 +10,14 @@ struct Gating {
   Tensor load_N;        ///< expected (with noise and k < N) or counted number of units an expert serves
 };
 
-/// Noisy top-k gating: logits = h W_g, with noise (softplus(h W_n) + 0.01) * eps added while training.
+/// Noisy top-k gating: logits = h W_g, with noise (softplus(h W_n) + noise_std_floor) * eps added while training.
 /// @param h_UD          routed features
 /// @param w_gate_DN,w_noise_DN
 /// @param noise_UN      standard normal draws; undefined: no noise (evaluation)
 /// Equal logits fall to the lower index.
 /// Source: Shazeer et al. 2017, section 2.1 and appendix A (arXiv:1701.06538).
 Gating noisy_top_k(const Tensor& h_UD, const Tensor& w_gate_DN, const Tensor& w_noise_DN, const Tensor& noise_UN,
-                   std::int64_t top_k);
+                   std::int64_t top_k, double noise_std_floor = 0.01);
 
 /// Squared coefficient of variation, Var / (mean^2 + 1e-10) with the unbiased variance; 0 for a single expert.
 Tensor cv_squared(const Tensor& v_N);

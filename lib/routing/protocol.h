@@ -4,25 +4,36 @@
 #include <span>
 
 #include "io/json_object.h"
+#include "routing/profile.h"
 #include "tensor/random_streams.h"
 #include "tensor/tensor.h"
 
 namespace mergex::routing {
 
-// N experts, O out_features, I in_features
+// U routed units, N experts, O out_features, I in_features
 
 /// Which entries of the task vectors take part in the merge: [N, O, I] multiplied into `task_vectors_NOI`, without
 /// gradient; undefined keeps everything. Drawn or computed once per optimiser step.
 /// @param random  the run's streams; only read while training
 using Mask = std::function<Tensor(const Tensor& task_vectors_NOI, bool training, tensor::RandomStreams* random)>;
 
+/// Which experts take part in the merge of each routed unit: [U, N] multiplied into the scores, without gradient. Drawn
+/// anew in every forward pass of training; evaluation does not ask.
+using UnitMask = std::function<Tensor(const Tensor& scores_UN, tensor::RandomStreams& random)>;
+
+/// What a protocol leaves out. An empty function keeps everything.
+struct Masks {
+  Mask entries = {};
+  UnitMask units = {};
+};
+
 /// A merging protocol inside a layer, as recipes name it.
 struct Protocol {
   const char* name;
   const char* summary;
   const char* paper;
-  /// Reads its options from the recipe's `experts` section. An empty function keeps everything.
-  Mask (*configure)(io::JsonObject& options);
+  /// Reads its options from the recipe's `experts` section.
+  Masks (*configure)(io::JsonObject& options, Profile profile);
 };
 
 std::span<const Protocol* const> protocol_registry();

@@ -3,13 +3,14 @@
 #include "routing/method.h"
 #include "routing/noisy_top_k.h"
 #include "routing/protocol.h"
+#include "routing/smear.h"
 
 namespace mergex::routing {
 namespace {
 
-constexpr std::array kMethods{&kCamex, &kSmoe};
+constexpr std::array kMethods{&kCamex, &kSoftMerge, &kSmoe};
 constexpr std::array kProtocols{&kDomainSpecific, &kTies, &kDare};
-constexpr std::array kRouters{&kNoisyTopK};
+constexpr std::array kRouters{&kNoisyTopK, &kSmear};
 
 }  // namespace
 

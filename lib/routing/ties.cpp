@@ -33,10 +33,12 @@ constinit const Protocol kTies{
     .name = "ties",
     .summary = "keep the entries of each task vector that agree with the elected sign",
     .paper = "Yadav et al. 2023, arXiv:2306.01708; inside a layer: Nguyen et al. 2025, arXiv:2502.18821",
-    .configure = [](io::JsonObject& options) -> Mask {
+    .configure = [](io::JsonObject& options, Profile) -> Masks {
       double density = 1.0;
       options.optional("ties_density", density, {.above = 0.0, .at_most = 1.0});
-      return [density](const Tensor& tau_NOI, bool, tensor::RandomStreams*) { return ties_mask(tau_NOI, density); };
+      return {.entries = [density](const Tensor& tau_NOI, bool, tensor::RandomStreams*) {
+        return ties_mask(tau_NOI, density);
+      }};
     }};
 
 }  // namespace mergex::routing

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 
 #include "core/error.h"
 #include "core/suggest.h"
@@ -12,6 +13,7 @@ namespace mergex::routing {
 ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOptions& options,
                   at::Generator& generator) {
   ExpertSet set;
+  std::map<std::string, std::shared_ptr<ExpertLayer>> first_of_role;
   for (const auto& site : sites) {
     const auto names = site.module->projection_names();
     for (const auto& wanted : options.linears) {
@@ -26,11 +28,18 @@ ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOpt
           "use it with a classification head, or method \"smoe\"",
           options.origin, options.method, site.name);
     }
+    std::shared_ptr<ExpertLayer> first_of_feed_forward;
     for (const auto& name : names) {
       if (!options.linears.empty() && std::ranges::find(options.linears, name) == options.linears.end()) continue;
       const auto dense = std::dynamic_pointer_cast<nn::Linear>(site.module->projection(name));
       TORCH_CHECK(dense != nullptr, site.name, ".", name, " is not dense");
-      auto layer = options.make_layer(dense->weight);
+      auto& first = first_of_role[fmt::format("{} {} {}x{}", site.stack, name, dense->weight.size(0), dense->weight.size(1))];
+      auto layer = options.make_layer({.weight_OI = dense->weight,
+                                       .bias_O = dense->bias,
+                                       .first_of_feed_forward = first_of_feed_forward,
+                                       .first_of_role = first});
+      if (first == nullptr) first = layer;
+      if (first_of_feed_forward == nullptr) first_of_feed_forward = layer;
       if (!dense->weight.is_meta()) layer->initialize(generator);  // a dry run only counts
       site.module->replace_projection(name, layer);
       set.add(site.name + "." + name, std::move(layer));

@@ -171,7 +171,7 @@ TEST_CASE("the folder of a run is runs/<name> where --out is not given", "[cli]"
 TEST_CASE("--list names what a recipe can name", "[cli]") {
   const auto list = run_mergex({"finetune", "--list"});
   CHECK(list.exit_code == 0);
-  for (const char* name : {"t5", "smoe", "camex", "domain_specific", "ties", "dare", "noisy_top_k", "glue/rte",
+  for (const char* name : {"t5", "smoe", "soft_merge", "camex", "domain_specific", "ties", "dare", "noisy_top_k", "smear", "glue/rte",
                            "classification", "span_corruption", "matthews"}) {
     CHECK_THAT(list.out, Catch::Contains(name));
   }

@@ -94,6 +94,38 @@ TEST_CASE("TensorBoard gets event files where they are asked for, and nothing el
   CHECK(test::read_text(project / "with/metrics.jsonl") == test::read_text(project / "without/metrics.jsonl"));
 }
 
+TEST_CASE("soft merging and the release profile end in a table, and read their checkpoints back", "[cli]") {
+  const test::TinyProject project;
+  auto recipe = project.recipe();
+  const Json release{{"method", "camex"},       {"profile", "release"},  {"num_experts", 3},
+                     {"protocol", "dare"},      {"dare_p", 0.3},         {"curvature", {{"rank", 2}}},
+                     {"router_scope", "per_ffn"}, {"share_curvature_across_layers", true}};
+  const Json meo{{"method", "soft_merge"}, {"num_experts", 3}, {"router", {{"kind", "noisy_top_k"}, {"level", "token"}}}};
+  recipe["sweep"] = {{"/experts",
+                      {{"smear", {{"method", "soft_merge"}, {"num_experts", 3}, {"router", {{"expert_dropout", 0.2}}}}},
+                       {"meo", meo},
+                       {"release", release}}}};
+  const auto run = project.finetune(recipe, "out");
+  for (const char* row : {"smear", "meo", "release"}) CHECK_THAT(run.out, Contains(row));
+
+  recipe.erase("sweep");
+  for (const auto& [row, experts] : {std::pair{"meo", meo}, std::pair{"release", release}}) {
+    auto again = zero_steps(recipe, project / "out" / row / "checkpoints/best");
+    again["experts"] = experts;
+    // Padding counts in the release, so that the batch must not.
+    again["evaluation"]["batch_size"] = 3;
+    const auto read = project.finetune(again, std::string(row) + "-again");
+    CHECK_THAT(read.err, Contains("experts from the checkpoint") && !Contains("other options"));
+    const auto before = first_split(project / "out" / row), after = first_split(project / (std::string(row) + "-again"));
+    CHECK(after["accuracy"] == before["accuracy"]);
+    CHECK(after["loss"].get<double>() == Approx(before["loss"].get<double>()).epsilon(1e-5));
+  }
+  auto other = zero_steps(recipe, project / "out/release/checkpoints/best");
+  other["experts"] = release;
+  other["experts"]["mask_order"] = "before_curvature";
+  CHECK_THAT(project.finetune(other, "other").err, Contains("trained with other options"));
+}
+
 TEST_CASE("a failed row is reported, the rest go on, and finished rows stay as they are", "[cli]") {
   const test::TinyProject project;
   auto recipe = project.recipe();

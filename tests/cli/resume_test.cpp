@@ -16,8 +16,15 @@ using test::Outcome;
 using Words = std::vector<std::string>;
 using Differences = std::vector<std::string>;
 
+/// Methods that draw, each in another place: entries once a step, experts of a sentence, scores inside the router.
 Json sweep_over(Json recipe) {
-  recipe["sweep"] = {{"/experts/protocol", {"dare", "ties"}}, {"/seed", {1, 2}}};
+  auto whole_experts = recipe["experts"];
+  whole_experts["profile"] = "release";
+  whole_experts["share_curvature_across_layers"] = true;
+  whole_experts["router_scope"] = "per_ffn";
+  const Json smear{{"method", "soft_merge"}, {"num_experts", 3}, {"router", {{"level", "token"}, {"expert_dropout", 0.3}}}};
+  recipe["sweep"] = {{"/experts", {{"dare", recipe["experts"]}, {"release", whole_experts}, {"smear", smear}}},
+                     {"/seed", {1, 2}}};
   return recipe;
 }
 

@@ -26,6 +26,7 @@ struct Layer {
   std::int64_t n, o, i, u;
   Tensor base, experts, scores, g;
   Curvature curvature;
+  MaskOrder order = MaskOrder::kBeforeCurvature;
 
   Layer(std::int64_t n_, std::int64_t o_, std::int64_t i_, std::int64_t rank, std::uint64_t seed, std::int64_t u_ = 3)
       : n(n_), o(o_), i(i_), u(u_),
@@ -42,7 +43,12 @@ struct Layer {
   }
   Tensor tau() const { return experts - base; }
   Tensor merge(double alpha, const Tensor& mask = {}, bool curved = true, Form form = Form::kBase) const {
-    return merge_weights(make_mixture(base, experts, mask, curved ? &curvature : nullptr, alpha, form), scores);
+    return merge_weights(make_mixture(base, experts, mask, curved ? &curvature : nullptr, alpha, form, order), scores);
+  }
+  /// Curved and masked task vectors, by the definition.
+  Tensor gamma(const Tensor& mask) const {
+    if (!mask.defined()) return curvature.forward(tau());
+    return order == MaskOrder::kBeforeCurvature ? curvature.forward(mask * tau()) : mask * curvature.forward(tau());
   }
   /// The full operator of expert e: [O*I, O*I].
   Tensor matrix(std::int64_t e) const {
@@ -65,7 +71,9 @@ Layer generated() {
   const auto seed = GENERATE(1u, 2u, 3u);
   const auto [n, o, i, rank] = GENERATE(table<std::int64_t, std::int64_t, std::int64_t, std::int64_t>(
       {{3, 6, 4, 1}, {1, 4, 9, 2}, {2, 7, 1, 3}, {4, 1, 5, 1}}));
-  return Layer(n, o, i, rank, seed * 100);
+  Layer layer(n, o, i, rank, seed * 100);
+  layer.order = GENERATE(MaskOrder::kBeforeCurvature, MaskOrder::kAfterCurvature);
+  return layer;
 }
 
 io::JsonObject options_of(const std::string& text) {
@@ -99,6 +107,12 @@ TEST_CASE("L-01 an upcycled model computes what the dense one computed", "[routi
       R"({"method": "camex", "num_experts": 3, "protocol": "ties", "curvature": {"rank": 3}})",
       R"({"method": "camex", "num_experts": 2, "protocol": "ties", "ties_density": 0.4, "alpha": 1.3})",
       R"({"method": "camex", "num_experts": 4, "protocol": "dare", "dare_p": 0.5, "curvature": {"rank": 1}, "router": {"top_k": 2}})",
+      R"({"method": "camex", "profile": "release", "num_experts": 3, "protocol": "ties", "curvature": {}})",
+      R"({"method": "camex", "profile": "release", "num_experts": 3, "protocol": "dare", "dare_p": 0.5, "curvature": {"rank": 2}})",
+      R"({"method": "camex", "profile": "release", "num_experts": 5, "router": {"top_k": 2}})",
+      R"({"method": "camex", "num_experts": 3, "curvature": {}, "share_curvature_across_layers": true, "router_scope": "per_ffn"})",
+      R"({"method": "soft_merge", "num_experts": 3, "router": {"expert_dropout": 0.5}})",
+      R"({"method": "soft_merge", "num_experts": 3, "router_scope": "per_ffn", "router": {"kind": "noisy_top_k", "level": "token"}})",
       R"({"method": "smoe", "num_experts": 4, "router": {"top_k": 2}})");
   INFO(experts);
   const auto model = small_t5(5);
@@ -125,6 +139,27 @@ TEST_CASE("L-02 alpha 0 is the base, and nothing else gets a gradient", "[routin
   for (const auto* t : {&layer.experts, &layer.scores, &layer.curvature.c1_out}) {
     CHECK(t->grad().abs().max().item<double>() == 0.0);
   }
+}
+
+TEST_CASE("L-04 a fresh curvature of the release is the rank times the identity", "[routing][law]") {
+  auto layer = generated();
+  const auto rank = static_cast<double>(layer.curvature.c1_out.size(0));
+  layer.curvature.initialize(RankInit::kIdentityEachSum);
+  require_close("M tau", layer.curvature.forward(layer.tau()), rank * layer.tau(), kLaw);
+  require_close("merge", layer.merge(0.7), layer.merge(0.7 * rank, {}, false), {1e-10, 1e-11});
+  const auto mask = ties_mask(layer.tau(), 1.0);
+  require_close("ties", layer.merge(0.7, mask), layer.merge(0.7 * rank, mask, false), {1e-10, 1e-11});
+}
+
+TEST_CASE("L-20e a fresh curvature of the release pushes the base by 1 - r and the experts by r", "[routing][law]") {
+  const auto rank = GENERATE(1, 2, 8);
+  Layer layer(3, 6, 4, rank, 40);
+  layer.curvature.initialize(RankInit::kIdentityEachSum);
+  for (auto* t : {&layer.base, &layer.experts}) t->set_requires_grad(true);
+  (layer.merge(1.0) * layer.g).sum().backward();
+  const auto r = static_cast<double>(rank);
+  require_close("base", layer.base.grad(), (1.0 - r) * layer.g.sum(0), {1e-10, 1e-11});
+  require_close("experts", layer.experts.grad().sum(0), r * layer.g.sum(0), {1e-10, 1e-11});
 }
 
 TEST_CASE("L-03, L-04 a fresh curvature of any rank is the identity", "[routing][law]") {
@@ -214,7 +249,7 @@ TEST_CASE("L-11, L-12 three forms of the same layer", "[routing][law]") {
   const auto y = torch::bmm(x, layer.merge(alpha, mask).transpose(1, 2));
   const auto folded = torch::bmm(x, layer.merge(alpha, mask, true, Form::kAbsorbed).transpose(1, 2));
   require_close("folded", folded, y, {1e-9, 1e-11});
-  const auto gamma = layer.curvature.forward(mask.defined() ? layer.tau() * mask : layer.tau());
+  const auto gamma = layer.gamma(mask);
   auto activations = torch::matmul(x, layer.base.t());
   for (std::int64_t e = 0; e < layer.n; ++e) {
     activations = activations + alpha * layer.scores.select(1, e).view({-1, 1, 1}) * torch::matmul(x, gamma[e].t());
@@ -290,16 +325,19 @@ TEST_CASE("L-20 gradients of the merge", "[routing][law]") {
   const torch::NoGradGuard no_grad;
   const auto ones = torch::ones_like(layer.experts);
   const auto kept = masked ? mask : ones;
-  const auto tau = layer.tau() * kept;
+  const bool mask_first = layer.order == MaskOrder::kBeforeCurvature;
+  const auto tau = mask_first ? layer.tau() * kept : layer.tau();
 
   std::vector<Tensor> expert_gradients;
   for (std::int64_t e = 0; e < layer.n; ++e) {
     const auto weighted = (layer.scores.select(1, e).view({-1, 1, 1}) * layer.g).sum(0);
-    expert_gradients.push_back(alpha * kept[e] * torch::mv(layer.matrix(e).t(), weighted.flatten()).view({layer.o, layer.i}));
+    const auto reaching = mask_first ? weighted : kept[e] * weighted;
+    const auto gradient = torch::mv(layer.matrix(e).t(), reaching.flatten()).view({layer.o, layer.i});
+    expert_gradients.push_back(alpha * (mask_first ? kept[e] * gradient : gradient));
   }
   require_close("b: experts", layer.experts.grad(), torch::stack(expert_gradients), kLaw);
   require_close("b: conservation", layer.base.grad() + layer.experts.grad().sum(0), layer.g.sum(0), {1e-10, 1e-10});
-  const auto gamma = layer.curvature.forward(tau);
+  const auto gamma = layer.gamma(mask);
   require_close("c: scores", layer.scores.grad(), alpha * torch::matmul(layer.g.flatten(1), gamma.flatten(1).t()), {1e-10, 1e-10});
 
   // a: dL/dM_j = alpha sum_u s_uj vec(G_u) vec(tau_j)^T, seen through one factor by differences.
@@ -318,7 +356,8 @@ TEST_CASE("L-20 gradients of the merge", "[routing][law]") {
   if (layer.curvature.c1_out.size(0) == 1 && layer.o <= 6) {
     // Full form: the product of the operator's gradient with any direction equals the derivative along it.
     const auto direction = seeded_normal({layer.o * layer.i, layer.o * layer.i}, 31);
-    const auto weighted = (layer.scores.select(1, 0).view({-1, 1, 1}) * layer.g).sum(0).flatten();
+    auto weighted = (layer.scores.select(1, 0).view({-1, 1, 1}) * layer.g).sum(0).flatten();
+    if (!mask_first) weighted = kept[0].flatten() * weighted;
     const auto gradient = alpha * torch::outer(weighted, tau[0].flatten());
     const auto along = alpha * torch::dot(weighted, torch::mv(direction, tau[0].flatten()));
     require_close("a: full form", (gradient * direction).sum(), along, {1e-10, 1e-10});
@@ -383,18 +422,59 @@ TEST_CASE("L-24 DARE keeps the expectation, and nothing at evaluation", "[routin
   CHECK(dare_mask(tau, 0.0, again).eq(1.0).all().item<bool>());
 
   auto recipe = options_of(R"({"dare_p": 0.5})");
-  const auto mask = kDare.configure(recipe);
-  CHECK(!mask(tau, /*training=*/false, nullptr).defined());
+  const auto masks = kDare.configure(recipe, Profile::kPaper);
+  CHECK(!masks.entries(tau, /*training=*/false, nullptr).defined());
+  CHECK(!masks.units);
+}
+
+TEST_CASE("L-24 DARE of whole experts: one number a unit and expert, fresh in every pass, none at evaluation", "[routing][law]") {
+  const double p = 0.5;
+  const std::int64_t n = 4, batch = 3;
+  auto recipe = options_of(R"({"method": "camex", "profile": "release", "num_experts": 4, "protocol": "dare", "dare_p": 0.5, "curvature": {"rank": 2}})");
+  auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(recipe).make_layer({seeded_normal({6, 8}, 1)}));
+  auto generator = tensor::cpu_generator(1, "experts");
+  layer->initialize(generator);
+  const torch::NoGradGuard no_grad;
+  layer->experts.add_(seeded_normal({n, 6, 8}, 2));
+  layer->router->named_parameters()["w_gate"].copy_(seeded_normal({8, n}, 3));
+  const auto x = seeded_normal({batch, 5, 8}, 4);
+
+  tensor::RandomStreams random(7, at::kCPU), same(7, at::kCPU);
+  layer->begin(true, &random);
+  nn::ForwardContext context{.training = true, .random = &random};
+  const auto first = layer->forward(x, context), second = layer->forward(x, context);
+  CHECK(test::compare(first, second, kLaw).worst > 1.0);
+
+  // The same by the definition: E_m + sum_i s_i d_i M_i tau_i with d of the same stream.
+  nn::ForwardContext again{.training = true, .random = &same};
+  const auto scores = layer->router->forward(x.mean(1), again).scores_UN;
+  const auto drop = dare_mask(scores, p, same.stream("dare"));
+  CHECK(((drop == 0) | (drop == 1 / (1 - p))).all().item<bool>());
+  const auto gamma = layer->curvature->forward(layer->experts - layer->weight);
+  const auto weights = layer->weight + torch::matmul(scores * drop, gamma.flatten(1)).view({batch, 6, 8});
+  require_close("by the definition", first, torch::bmm(x, weights.transpose(1, 2)), {1e-9, 1e-10});
+
+  layer->begin(false, nullptr);
+  nn::ForwardContext evaluation;
+  const auto clean = layer->router->forward(x.mean(1), evaluation).scores_UN;
+  const auto kept = layer->weight + torch::matmul(clean, gamma.flatten(1)).view({batch, 6, 8});
+  require_close("evaluation", layer->forward(x, evaluation), torch::bmm(x, kept.transpose(1, 2)), {1e-9, 1e-10});
 }
 
 TEST_CASE("L-25 mask first and mask last differ but for a multiple of the identity", "[routing][law]") {
   Layer layer(3, 6, 4, 1, 12);
   const auto mask = ties_mask(layer.tau(), 1.0);
-  const auto first = layer.curvature.forward(mask * layer.tau()), last = mask * layer.curvature.forward(layer.tau());
-  CHECK(test::compare(first, last, kLaw).worst > 1.0);
+  const auto in_order = [&](MaskOrder order) {
+    layer.order = order;
+    return layer.merge(0.9, mask);
+  };
+  const auto differ = [&] {
+    return test::compare(in_order(MaskOrder::kBeforeCurvature), in_order(MaskOrder::kAfterCurvature), kLaw).worst;
+  };
+  CHECK(differ() > 1.0);
   layer.curvature.initialize();
   layer.curvature.c1_in = 3.0 * layer.curvature.c1_in;
-  require_close("c I", layer.curvature.forward(mask * layer.tau()), mask * layer.curvature.forward(layer.tau()), kLaw);
+  CHECK(differ() <= 1.0);
 }
 
 TEST_CASE("L-27, L-28 router scores", "[routing][law]") {
@@ -435,7 +515,12 @@ TEST_CASE("L-48 unknown names are errors", "[routing][law]") {
   CHECK(error(R"({"method": "CAMex"})").find("did you mean \"camex\"?") != std::string::npos);
   CHECK(error(R"({"method": "camex", "protocol": "tise"})").find("did you mean \"ties\"?") != std::string::npos);
   CHECK(error(R"({"method": "camex", "router": {"kind": "noisy_topk"}})").find("did you mean \"noisy_top_k\"?") != std::string::npos);
-  CHECK(error(R"({"method": "camex", "profile": "release"})").find("not built yet") != std::string::npos);
+  CHECK(error(R"({"method": "camex", "profile": "relase"})").find("did you mean \"release\"?") != std::string::npos);
+  CHECK(error(R"({"method": "camex", "protocol": "dare", "dare_mode": "expert_channel", "form": "absorbed"})") ==
+        "r.json#/form: got \"absorbed\", but scores whose experts are dropped do not sum to 1; expected automatic or base");
+  CHECK(error(R"({"method": "camex", "share_curvature_across_layers": true})").find("no curvature to share") != std::string::npos);
+  CHECK(error(R"({"method": "soft_merge", "auxiliary_loss": 0.1})").find("router \"smear\" has no balance loss") != std::string::npos);
+  CHECK(error(R"({"method": "soft_merge", "alpha": 0.5})").find("unknown key \"alpha\"") != std::string::npos);
   CHECK(error(R"({"method": "camex", "num_experts": 8, "router": {"top_k": 9}})") ==
         "r.json#/router/top_k: got 9, expected 1..8 (num_experts is 8); lower top_k or add experts");
   CHECK(error(R"({"method": "camex", "ties_density": 0.5})").find("unknown key \"ties_density\"") != std::string::npos);
@@ -484,7 +569,7 @@ TEST_CASE("padding changes nothing: scores, outputs, statistics", "[routing][law
 TEST_CASE("the mixture is made once a step, each merge is one product, and nothing has a batch x experts weight", "[routing][law]") {
   const auto dense = seeded_normal({12, 20}, 1);
   auto recipe = options_of(R"({"method": "camex", "num_experts": 5, "protocol": "dare", "dare_p": 0.5, "curvature": {"rank": 2}})");
-  auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(recipe).make_layer(dense));
+  auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(recipe).make_layer({dense}));
   auto generator = tensor::cpu_generator(1, "experts");
   layer->initialize(generator);
   {
@@ -533,9 +618,11 @@ TEST_CASE("the mixture is made once a step, each merge is one product, and nothi
 TEST_CASE("two-stage backward equals one graph", "[routing][law]") {
   const auto dense = seeded_normal({6, 10}, 1);
   const std::string experts = GENERATE(R"({"method": "camex", "num_experts": 3, "protocol": "ties", "alpha": 0.7, "curvature": {"rank": 2}})",
+                                       R"({"method": "camex", "profile": "release", "num_experts": 3, "protocol": "ties", "curvature": {"rank": 2}})",
+                                       R"({"method": "soft_merge", "num_experts": 3, "router": {"kind": "noisy_top_k", "level": "token", "top_k": 3}, "auxiliary_loss": 0})",
                                        R"({"method": "camex", "num_experts": 3, "protocol": "domain_specific"})",
                                        R"({"method": "camex", "num_experts": 3, "protocol": "domain_specific", "alpha": 0.5})");
-  auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(options_of(experts)).make_layer(dense));
+  auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(options_of(experts)).make_layer({dense}));
   auto generator = tensor::cpu_generator(1, "experts");
   layer->initialize(generator);
   {
@@ -597,6 +684,6 @@ TEST_CASE("registries of routing: unique snake_case names, summaries, sources, d
   check(backbones::registry());
   for (const auto* method : method_registry()) {
     const auto options = ExpertOptions::read(options_of(fmt::format(R"({{"method": "{}"}})", method->name)));
-    CHECK(options.make_layer(seeded_normal({6, 4}, 1)) != nullptr);
+    CHECK(options.make_layer({seeded_normal({6, 4}, 1)}) != nullptr);
   }
 }

@@ -70,8 +70,11 @@ TEST_CASE("golden vectors G1 and G2: merged weights", "[routing][golden]") {
     CHECK(merged[5][3].item<double>() == Approx(row.last).margin(1e-11));
   }
   // The released order, mask last, is another operator.
-  const auto last = s.base + s.alpha * (s.scores.view({2, 1, 1}) * s.mask() * s.curvature.forward(s.experts - s.base)).sum(0);
+  const auto last = merge_weights(make_mixture(s.base, s.experts, s.mask(), &s.curvature, s.alpha, Form::kAutomatic,
+                                               MaskOrder::kAfterCurvature),
+                                  s.scores)[0];
   check_sums(last, 1.565947692254, 4.221316792453, -0.660471655871);
+  CHECK(last[5][3].item<double>() == Approx(0.234545873160).margin(1e-11));
 }
 
 TEST_CASE("golden vector G3: gradients of TIES with curvature, mask first", "[routing][golden]") {
