@@ -14,6 +14,8 @@ void read_curvature(io::JsonObject& options, Profile profile, MergedLinearOption
     curvature->optional("rank", o.curvature_rank, {.at_least = 1, .at_most = 1024});
     const std::vector<std::string> inits{"identity_total", "identity_each_sum"};
     o.rank_init = static_cast<RankInit>(curvature->choice("rank_init", inits, release ? 1 : 0));
+    const std::vector<std::string> kernels{"automatic", "fused", "contraction"};
+    o.curvature_kernel = static_cast<CurvatureKernel>(curvature->choice("kernel", kernels, 0));
     curvature->finish();
   }
   options.optional("share_curvature_across_layers", o.share_curvature);
@@ -48,6 +50,9 @@ ConfiguredMethod configure(io::JsonObject& options, Profile profile) {
   if (o.form == Form::kAbsorbed && !o.base_can_be_absorbed()) {
     options.fail_value("form", "but scores whose experts are dropped do not sum to 1; expected automatic or base");
   }
+
+  const std::vector<std::string> products{"automatic", "tiled", "merged", "activations"};
+  o.product = static_cast<Product>(options.choice("product", products, 0));
 
   const std::vector<std::string> paths{"sparse_scores", "base_free"};
   const auto top_k = routing.router.top_k;

@@ -50,10 +50,29 @@ void Curvature::initialize(RankInit init) {
   if (init == RankInit::kIdentityTotal && c1_out.size(0) > 1) c1_out.slice(0, 1).zero_();
 }
 
+Tensor Curvature::in_factor(const Tensor& c) const {
+  if (c.defined()) return c;
+  return torch::ones({c1_out.size(0), c1_out.size(1), 1, 1}, c1_out.options().requires_grad(false));
+}
+
 Tensor Curvature::forward(const Tensor& tau_NOI) const {
-  if (c1_in.defined()) return apply_curvature(tau_NOI, c1_out, c2_out, c1_in, c2_in);
-  const auto one = torch::ones({c1_out.size(0), c1_out.size(1), 1, 1}, c1_out.options().requires_grad(false));
-  return apply_curvature(tau_NOI, c1_out, c2_out, one, one);
+  return apply_curvature(tau_NOI, c1_out, c2_out, in_factor(c1_in), in_factor(c2_in));
+}
+
+Tensor Curvature::curved_task_vectors(const Tensor& experts_NOI, const Tensor& base_OI, const CurvatureMasks& masks,
+                                      double scale, CurvatureKernel kernel) const {
+  if (kernel == CurvatureKernel::kAutomatic) {
+    kernel = can_fuse_curvature(experts_NOI) ? CurvatureKernel::kFused : CurvatureKernel::kContraction;
+  }
+  if (kernel == CurvatureKernel::kFused) {
+    TORCH_CHECK(can_fuse_curvature(experts_NOI), "the fused curvature is for float32 and float64 on the CPU");
+    return fused_curvature(experts_NOI, base_OI, masks, scale, c1_out, c2_out, in_factor(c1_in), in_factor(c2_in));
+  }
+  auto tau_NOI = experts_NOI - base_OI;
+  if (masks.before_NOI.defined()) tau_NOI = tau_NOI * masks.before_NOI;
+  if (scale != 1.0) tau_NOI = scale * tau_NOI;
+  const auto gamma_NOI = forward(tau_NOI);
+  return masks.after_NOI.defined() ? gamma_NOI * masks.after_NOI : gamma_NOI;
 }
 
 }  // namespace mergex::routing

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "routing/fused_curvature.h"
 #include "tensor/tensor.h"
 
 namespace mergex::routing {
@@ -23,6 +24,13 @@ std::pair<std::int64_t, std::int64_t> factor_pair(std::int64_t width);
 Tensor apply_curvature(const Tensor& tau_NOI, const Tensor& c1_out, const Tensor& c2_out, const Tensor& c1_in,
                        const Tensor& c2_in);
 
+/// How the operator is computed; both give the same numbers.
+enum class CurvatureKernel {
+  kAutomatic,    ///< fused where the tensors allow it
+  kFused,        ///< `fused_curvature`: float32 or float64 on the CPU
+  kContraction,  ///< `apply_curvature`
+};
+
 /// What the sum over r is at the start.
 enum class RankInit {
   kIdentityTotal,   ///< I for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so that
@@ -38,10 +46,18 @@ struct Curvature : torch::nn::Module {
 
   void initialize(RankInit init = RankInit::kIdentityTotal);
 
-  /// [N, O, I] -> [N, O, I]
+  /// [N, O, I] -> [N, O, I], by contraction
   Tensor forward(const Tensor& tau_NOI) const;
+  /// after * M (scale * before * (experts - base))
+  /// @param experts_NOI,base_OI  @return [N, O, I]
+  Tensor curved_task_vectors(const Tensor& experts_NOI, const Tensor& base_OI, const CurvatureMasks& masks,
+                             double scale, CurvatureKernel kernel = CurvatureKernel::kAutomatic) const;
 
   Tensor c1_out, c2_out, c1_in, c2_in;
+
+ private:
+  /// A factor of the columns, [R, N, 1, 1] of ones for a bias.
+  Tensor in_factor(const Tensor& c) const;
 };
 
 }  // namespace mergex::routing

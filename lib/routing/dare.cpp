@@ -2,13 +2,13 @@
 
 #include <torch/torch.h>
 
-#include "routing/protocol.h"
+#include "tensor/random_mask.h"
 
 namespace mergex::routing {
 
-Tensor dare_mask(const Tensor& dropped, double p, at::Generator& generator) {
-  auto mask = torch::empty_like(dropped, dropped.options().requires_grad(false));
-  return mask.bernoulli_(1.0 - p, generator).div_(1.0 - p);
+EntryMask dare_mask(const Tensor& dropped, double p, at::Generator& generator) {
+  auto mask = tensor::draw_mask(dropped.sizes(), p, dropped.device(), generator);
+  return {std::move(mask.keep), mask.scale};
 }
 
 constinit const Protocol kDare{
@@ -23,11 +23,12 @@ constinit const Protocol kDare{
       if (p == 0.0) return {};
       if (whole_experts) {
         return {.units = [p](const Tensor& scores_UN, tensor::RandomStreams& random) {
-          return dare_mask(scores_UN, p, random.stream("dare"));
+          const auto mask = dare_mask(scores_UN, p, random.stream("dare"));
+          return mask.keep_NOI.to(scores_UN.scalar_type()) * mask.scale;
         }};
       }
-      return {.entries = [p](const Tensor& tau_NOI, bool training, tensor::RandomStreams* random) {
-        return training ? dare_mask(tau_NOI, p, random->stream("dare")) : Tensor();
+      return {.entries = [p](const Tensor& experts_NOI, const Tensor&, bool training, tensor::RandomStreams* random) {
+        return training ? dare_mask(experts_NOI, p, random->stream("dare")) : EntryMask();
       }};
     }};
 

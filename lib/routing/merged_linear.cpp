@@ -2,28 +2,34 @@
 
 #include <torch/torch.h>
 
-#include "routing/fused_curvature.h"
 #include "routing/tiled_product.h"
+#include "tensor/autocast.h"
 
 namespace mergex::routing {
 
-Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
-                     const Curvature* curvature, double alpha, Form form, MaskOrder order) {
+Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const EntryMask& mask,
+                     const Curvature* curvature, double alpha, Form form, MaskOrder order, CurvatureKernel kernel) {
   if (!base_OI.defined()) return {experts_NOI, {}};
   if (form == Form::kAutomatic) form = curvature == nullptr ? Form::kAbsorbed : Form::kBase;
+  const auto step = alpha * mask.scale;
   if (curvature == nullptr && form == Form::kAbsorbed) {
-    if (mask_NOI.defined()) {
-      const auto step_NOI = alpha * mask_NOI;
+    if (mask.keep_NOI.defined()) {
+      const auto step_NOI = mask.keep_NOI.to(base_OI.scalar_type()).mul_(step);
       return {step_NOI * experts_NOI + (1.0 - step_NOI) * base_OI, {}};
     }
-    if (alpha == 1.0) return {experts_NOI, {}};
-    return {(1.0 - alpha) * base_OI + alpha * experts_NOI, {}};
+    if (step == 1.0) return {experts_NOI, {}};
+    return {(1.0 - step) * base_OI + step * experts_NOI, {}};
   }
-  auto gamma_NOI = experts_NOI - base_OI;
-  if (mask_NOI.defined() && order == MaskOrder::kBeforeCurvature) gamma_NOI = gamma_NOI * mask_NOI;
-  if (curvature != nullptr) gamma_NOI = curvature->forward(gamma_NOI);
-  if (mask_NOI.defined() && order == MaskOrder::kAfterCurvature) gamma_NOI = gamma_NOI * mask_NOI;
-  if (alpha != 1.0) gamma_NOI = alpha * gamma_NOI;
+  Tensor gamma_NOI;
+  if (curvature != nullptr) {
+    const bool before = order == MaskOrder::kBeforeCurvature;
+    gamma_NOI = curvature->curved_task_vectors(
+        experts_NOI, base_OI, {before ? mask.keep_NOI : Tensor(), before ? Tensor() : mask.keep_NOI}, step, kernel);
+  } else {
+    gamma_NOI = experts_NOI - base_OI;
+    if (mask.keep_NOI.defined()) gamma_NOI = gamma_NOI * mask.keep_NOI;
+    if (step != 1.0) gamma_NOI = step * gamma_NOI;
+  }
   if (form == Form::kAbsorbed) return {base_OI + gamma_NOI, {}};
   return {gamma_NOI, base_OI};
 }
@@ -37,9 +43,25 @@ Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN) {
   return merged_UM.view({scores_UN.size(0), terms.size(1), terms.size(2)});
 }
 
-Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN) {
-  if (tensor::Autocast::current(x_UTI.device().type()) == at::kFloat && can_tile_product(x_UTI, mixture.terms_NOI)) {
-    return tiled_product(x_UTI, mixture.terms_NOI, mixture.base_OI, scores_UN);
+Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN, Product product) {
+  const bool autocast = tensor::Autocast::current(x_UTI.device().type()) != at::kFloat;
+  if (product == Product::kAutomatic) {
+    product = !autocast && can_tile_product(x_UTI, mixture.terms_NOI) ? Product::kTiled : Product::kMerged;
+  }
+  switch (product) {
+    case Product::kTiled:
+      TORCH_CHECK(!autocast && can_tile_product(x_UTI, mixture.terms_NOI),
+                  "products in tiles are for float32 and float64 on the CPU, without autocast");
+      return tiled_product(x_UTI, mixture.terms_NOI, mixture.base_OI, scores_UN);
+    case Product::kActivations: {
+      auto y_UTO = mixture.base_OI.defined() ? torch::linear(x_UTI, mixture.base_OI) : Tensor();
+      for (std::int64_t i = 0; i < scores_UN.size(1); ++i) {
+        const auto share = scores_UN.select(1, i).view({-1, 1, 1}) * torch::linear(x_UTI, mixture.terms_NOI[i]);
+        y_UTO = y_UTO.defined() ? y_UTO + share : share;
+      }
+      return y_UTO;
+    }
+    default: break;
   }
   Tensor merged_UOI;
   {
@@ -115,18 +137,21 @@ void MergedLinear::prepare(bool training, tensor::RandomStreams* random) {
   const torch::AutoGradMode grad_mode(training);
   statistics_.reset();
   pass_scores_UN_ = Tensor();
-  Tensor mask_NOI;
+  EntryMask mask;
   if (options_.mask) {
     const torch::NoGradGuard no_grad;
-    mask_NOI = options_.mask(experts - weight, training, random);
-    if (bias.defined()) bias_mask_NO1_ = options_.mask((bias_experts - bias).unsqueeze(-1), training, random);
+    mask = options_.mask(experts, weight, training, random);
+    if (bias.defined()) bias_mask_ = options_.mask(bias_experts.unsqueeze(-1), bias.unsqueeze(-1), training, random);
   }
-  // Only a mask of 0 and 1 says what was kept; DARE's training mask is rescaled, and evaluation keeps all.
-  kept_fraction_ = mask_NOI.defined() && !training ? mask_NOI.mean().item<double>() : 1.0;
+  // A mask that is drawn for training says nothing of the evaluated model, which keeps all.
+  kept_fraction_ = mask.keep_NOI.defined() && !training
+                       ? mask.keep_NOI.sum().item<double>() / static_cast<double>(mask.keep_NOI.numel())
+                       : 1.0;
   form_ = options_.form;
   if (form_ == Form::kAutomatic && !training) form_ = Form::kAbsorbed;
   if (form_ == Form::kAutomatic && !options_.base_can_be_absorbed()) form_ = Form::kBase;
-  graph_ = make_mixture(weight, experts, mask_NOI, curvature.get(), options_.alpha, form_, options_.mask_order);
+  graph_ = make_mixture(weight, experts, mask, curvature.get(), options_.alpha, form_, options_.mask_order,
+                        options_.curvature_kernel);
   leaf_ = graph_;
   if (training && !graph_.terms_NOI.is_leaf()) leaf_.terms_NOI = graph_.terms_NOI.detach().requires_grad_(true);
 }
@@ -158,7 +183,7 @@ Tensor MergedLinear::merge_biases(const Tensor& scores_UN) const {
   const tensor::NoAutocast own_dtype;
   // Small enough to be mixed in every pass: its gradients flow to the parameters at once.
   const auto base_O1 = bias.defined() ? bias.unsqueeze(-1) : Tensor();
-  const auto mixture = make_mixture(base_O1, bias_experts.unsqueeze(-1), bias_mask_NO1_, bias_curvature.get(),
+  const auto mixture = make_mixture(base_O1, bias_experts.unsqueeze(-1), bias_mask_, bias_curvature.get(),
                                     options_.alpha, form_, options_.mask_order);
   return merge_weights(mixture, scores_UN).squeeze(-1);
 }
@@ -170,7 +195,7 @@ Tensor MergedLinear::forward(const Tensor& x_BTI, nn::ForwardContext& context) {
   if (!context.training) statistics_.add(scores_UN);
   if (options_.unit_mask && context.training) scores_UN = scores_UN * options_.unit_mask(scores_UN, *context.random);
   ++num_merges;
-  const auto y_BTO = merged_product(adapted_BTI, leaf_, scores_UN);
+  const auto y_BTO = merged_product(adapted_BTI, leaf_, scores_UN, options_.product);
   return bias_experts.defined() ? y_BTO + merge_biases(scores_UN).unsqueeze(1) : y_BTO;
 }
 

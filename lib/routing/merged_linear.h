@@ -2,6 +2,7 @@
 
 #include "routing/curvature.h"
 #include "routing/expert_layer.h"
+#include "routing/fused_curvature.h"
 #include "routing/protocol.h"
 #include "routing/router.h"
 #include "routing/token_adapter.h"
@@ -30,18 +31,26 @@ struct Mixture {
 /// (1 - alpha mask_i) E_m + alpha mask_i E_i, entry by entry: at alpha = 1 an entry that all experts keep gives the base
 /// exactly no gradient, where the other form would leave rounding noise that Adam blows up to full steps.
 /// @param base_OI    undefined: the soft merge of the experts, to which nothing else applies
-/// @param mask_NOI   undefined: keep all  @param curvature  null: identity
-Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Tensor& mask_NOI,
+/// @param curvature  null: identity
+Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const EntryMask& mask,
                      const Curvature* curvature, double alpha, Form form,
-                     MaskOrder order = MaskOrder::kBeforeCurvature);
+                     MaskOrder order = MaskOrder::kBeforeCurvature,
+                     CurvatureKernel kernel = CurvatureKernel::kAutomatic);
 
 /// Merged weights of every unit, [U, O, I], by one product of scores [U, N] and terms [N, O * I].
 Tensor merge_weights(const Mixture& mixture, const Tensor& scores_UN);
 
-/// y_u = x_u (merged weight of unit u)^T, in tiles where the tensors allow it (float32 or float64 on the CPU), else by
-/// merging first. Under autocast only this product is in less than float32.
+/// How a merged weight is multiplied with; all give the same numbers.
+enum class Product {
+  kAutomatic,   ///< in tiles where the tensors allow it, else merged first
+  kTiled,       ///< merged tile by tile in the cache: float32 or float64 on the CPU
+  kMerged,      ///< merged whole, then multiplied
+  kActivations  ///< x E_m^T + sum_i s_i x gamma_i^T
+};
+
+/// y_u = x_u (merged weight of unit u)^T. Under autocast only this product is in less than float32.
 /// @param x_UTI  @return [U, T, O]
-Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN);
+Tensor merged_product(const Tensor& x_UTI, const Mixture& mixture, const Tensor& scores_UN, Product product);
 
 /// Mean over the real tokens of each sentence. @param x_BTD  @param mask_BT  undefined: all are real  @return [B, D]
 Tensor masked_mean(const Tensor& x_BTD, const Tensor& mask_BT);
@@ -55,9 +64,11 @@ struct MergedLinearOptions {
   MaskOrder mask_order = MaskOrder::kBeforeCurvature;
   std::int64_t curvature_rank = 0;  ///< 0: no curvature
   RankInit rank_init = RankInit::kIdentityTotal;
+  CurvatureKernel curvature_kernel = CurvatureKernel::kAutomatic;
   bool share_curvature = false;     ///< with the first layer of the same role
   double auxiliary_coefficient = 0.0;
   Form form = Form::kAutomatic;     ///< while training; evaluation folds (the absorbed form) unless this says kBase
+  Product product = Product::kAutomatic;
   MakeRouter make_router = {};
   bool scores_sum_to_one = true;    ///< the router's, while training
   bool router_per_feed_forward = false;
@@ -106,7 +117,7 @@ struct MergedLinear : ExpertLayer {
   Tensor pass_scores_UN_;  // of the pass that runs, for the layers that this one routes
   Form form_ = Form::kAutomatic;
   Mixture graph_;  // with its autograd history
-  Tensor bias_mask_NO1_;
+  EntryMask bias_mask_;
   Mixture leaf_;   // what forward uses: gradients of all micro-batches add up at leaf_.terms_NOI
   double kept_fraction_ = 1.0;
   ScoreStatistics statistics_;

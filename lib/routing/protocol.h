@@ -12,10 +12,18 @@ namespace mergex::routing {
 
 // U routed units, N experts, O out_features, I in_features
 
-/// Which entries of the task vectors take part in the merge: [N, O, I] multiplied into `task_vectors_NOI`, without
-/// gradient; undefined keeps everything. Drawn or computed once per optimiser step.
+/// Which entries of the task vectors take part in the merge, without gradient.
+struct EntryMask {
+  Tensor keep_NOI;     ///< bool; undefined keeps everything
+  double scale = 1.0;  ///< of what is kept
+
+  EntryMask(Tensor keep = {}, double scale_of_kept = 1.0) : keep_NOI(std::move(keep)), scale(scale_of_kept) {}
+};
+
+/// Drawn or computed once per optimiser step from experts [N, O, I] and their base [O, I].
 /// @param random  the run's streams; only read while training
-using Mask = std::function<Tensor(const Tensor& task_vectors_NOI, bool training, tensor::RandomStreams* random)>;
+using Mask = std::function<EntryMask(const Tensor& experts_NOI, const Tensor& base_OI, bool training,
+                                     tensor::RandomStreams* random)>;
 
 /// Which experts take part in the merge of each routed unit: [U, N] multiplied into the scores, without gradient. Drawn
 /// anew in every forward pass of training; evaluation does not ask.

@@ -9,7 +9,7 @@ namespace mergex::routing {
 /// is exactly zero, so that freshly upcycled experts all take part. No averaging and no rescaling: inside a layer the
 /// router's scores weigh what is kept.
 /// @param task_vectors_NOI  raw, not curved or scored
-/// @return 0 or 1 in the dtype of the task vectors
+/// @return bool
 /// Source: Yadav et al. 2023 (arXiv:2306.01708), as applied by Nguyen et al. 2025 (arXiv:2502.18821).
 Tensor ties_mask(const Tensor& task_vectors_NOI, double density);
 

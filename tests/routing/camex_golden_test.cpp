@@ -84,14 +84,22 @@ Mask mask_of(Case& c) {
   const auto protocol = c.param<std::string>("protocol");
   if (protocol == "ties") {
     const auto density = c.json.at("params").value("ties_density", 1.0);
-    return [&c, density](const Tensor& tau, bool, tensor::RandomStreams*) {
-      const auto mask = ties_mask(tau, density);
-      if (c.has("mask") && tau.sizes() == c["mask"].sizes()) REQUIRE(torch::equal(mask, c["mask"]));
+    auto options = std::make_shared<io::JsonDocument>();
+    options->value = {{"ties_density", density}};
+    io::JsonObject json(options);
+    return [&c, ties = kTies.configure(json, Profile::kPaper).entries](const Tensor& experts, const Tensor& base,
+                                                                       bool training, tensor::RandomStreams* random) {
+      const auto mask = ties(experts, base, training, random);
+      if (c.has("mask") && experts.sizes() == c["mask"].sizes()) {
+        REQUIRE(torch::equal(mask.keep_NOI.to(at::kDouble), c["mask"]));
+      }
       return mask;
     };
   }
   if (protocol == "dare" && c.has("mask") && c["mask"].dim() == 3) {
-    return [&c](const Tensor&, bool, tensor::RandomStreams*) { return c["mask"]; };
+    return [&c](const Tensor&, const Tensor&, bool, tensor::RandomStreams*) {
+      return EntryMask(c["mask"] != 0, c["mask"].max().item<double>());
+    };
   }
   return {};
 }
@@ -182,7 +190,7 @@ void merged(Case& c) {
 
     const torch::NoGradGuard no_grad;
     if (c.has("merged_weight")) {
-      const auto mask = o.mask ? o.mask(layer->experts - layer->weight, true, &random) : Tensor();
+      const auto mask = o.mask ? o.mask(layer->experts, layer->weight, true, &random) : EntryMask();
       const auto mixture = make_mixture(layer->weight, layer->experts, mask, layer->curvature.get(), o.alpha,
                                         o.base_can_be_absorbed() ? form : Form::kBase, o.mask_order);
       c.check("merged_weight", merge_weights(mixture, o.unit_mask ? scores * o.unit_mask(scores, random) : scores));
@@ -254,7 +262,7 @@ void topk_sparse(Case& c) {
 void reparam(Case& c) {
   const auto curvature = curvature_of(c);
   const auto mask_function = mask_of(c);
-  const auto mask = mask_function ? mask_function(c["E"] - c["E_m"], false, nullptr) : Tensor();
+  const auto mask = mask_function ? mask_function(c["E"], c["E_m"], false, nullptr) : EntryMask();
   const auto alpha = c.param("alpha");
   const auto folded = make_mixture(c["E_m"], c["E"], mask, &curvature, alpha, Form::kAbsorbed);
   c.check("E_folded", folded.terms_NOI);
@@ -280,7 +288,7 @@ void upcycled(Case& c) {
   auto router = std::make_shared<GivenRouter>();
   router->scores = scores;
   layer->router = router;
-  c.check("ties_mask", ties_mask((layer->experts - layer->weight).detach(), 1.0));
+  c.check("ties_mask", ties_mask((layer->experts - layer->weight).detach(), 1.0).to(at::kDouble));
   layer->begin(true, nullptr);
   nn::ForwardContext context;
   const auto y = layer->forward(x, context);
