@@ -58,8 +58,8 @@ ConfiguredMethod configure(io::JsonObject& options, Profile profile) {
   const auto top_k = routing.router.top_k;
   if (options.choice("topk_sparse_path", paths, release ? 1 : 0) == 1 && 2 * top_k < o.num_experts) {
     log::warn(
-        "{}: with top_k {} of {} experts, topk_sparse_path \"base_free\" merges the selected experts alone: without base, "
-        "protocol, curvature and alpha",
+        "{}: with top_k {} of {} experts, topk_sparse_path \"base_free\" merges the selected experts alone: without "
+        "base, protocol, curvature and alpha",
         options.where(), top_k, o.num_experts);
     o.has_base = false;
     o.mask = {};

@@ -33,8 +33,8 @@ enum class CurvatureKernel {
 
 /// What the sum over r is at the start.
 enum class RankInit {
-  kIdentityTotal,   ///< I for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so that
-                    ///< their gradient reaches that factor
+  kIdentityTotal,   ///< I for every rank: term 0 is the identity, the others start at zero through `c1_out` alone, so
+                    ///< that their gradient reaches that factor
   kIdentityEachSum  ///< R * I: every term is the identity
 };
 

@@ -167,7 +167,8 @@ void MergedLinear::collect_backward(std::vector<Tensor>& roots, std::vector<Tens
 Tensor MergedLinear::route(const Tensor& x_BTI, nn::ForwardContext& context) {
   if (routed_by_) {
     const auto& scores_UN = routed_by_->pass_scores_UN_;
-    TORCH_CHECK(scores_UN.defined() && scores_UN.size(0) == x_BTI.size(0), "the layer that routes this one has not run");
+    TORCH_CHECK(scores_UN.defined() && scores_UN.size(0) == x_BTI.size(0),
+                "the layer that routes this one has not run");
     return scores_UN;
   }
   const tensor::NoAutocast own_dtype;  // only the product with the merged weight may be in less

@@ -27,9 +27,10 @@ struct Mixture {
   Tensor base_OI;    ///< E_m; undefined in the absorbed form, and where there is no base
 };
 
-/// gamma_i = M_i . (mask_i * (E_i - E_m)), or mask_i * (M_i . (E_i - E_m)), and what is mixed from it. Without curvature the absorbed form is
-/// (1 - alpha mask_i) E_m + alpha mask_i E_i, entry by entry: at alpha = 1 an entry that all experts keep gives the base
-/// exactly no gradient, where the other form would leave rounding noise that Adam blows up to full steps.
+/// gamma_i = M_i . (mask_i * (E_i - E_m)), or mask_i * (M_i . (E_i - E_m)), and what is mixed from it. Without curvature
+/// the absorbed form is (1 - alpha mask_i) E_m + alpha mask_i E_i, entry by entry: at alpha = 1 an entry that all experts
+/// keep gives the base exactly no gradient, where the other form would leave rounding noise that Adam blows up to full
+/// steps.
 /// @param base_OI    undefined: the soft merge of the experts, to which nothing else applies
 /// @param curvature  null: identity
 Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const EntryMask& mask,
@@ -80,9 +81,9 @@ struct MergedLinearOptions {
 };
 
 /// A linear whose weight is merged from experts for each sentence (CAMEx, its baselines, and soft merging).
-/// Parameters: weight [O, I] (the base expert E_m), experts [N, O, I], router.*, curvature.*, token_adapter.*; where the
-/// linear has a bias: bias [O], bias_experts [N, O], bias_curvature.*, merged by the same scores and alpha, with a mask
-/// of their own.
+/// Parameters: weight [O, I] (the base expert E_m), experts [N, O, I], router.*, curvature.*, token_adapter.*. Where the
+/// linear has a bias, also bias [O], bias_experts [N, O], bias_curvature.*, merged by the same scores and alpha, with a
+/// mask of their own.
 struct MergedLinear : ExpertLayer {
   /// Every expert starts as a copy of the dense linear.
   MergedLinear(const LayerPlace& place, const MergedLinearOptions& options);

@@ -4,7 +4,8 @@
 
 namespace mergex::routing {
 
-/// softmax(LayerNorm(z) LayerNorm(W)), the second norm over each expert's column of W, so that neither grows the scores.
+/// softmax(LayerNorm(z) LayerNorm(W)), the second norm over each expert's column of W: how large z and W are does not
+/// matter.
 /// @param z_UD  @param w_gate_DN  @param input_gain_D,input_bias_D,gate_gain_D,gate_bias_D  of the two norms
 /// @return [U, N]
 /// Source: Muqeeth et al. 2023, SMEAR (arXiv:2306.03745).

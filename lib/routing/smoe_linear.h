@@ -7,10 +7,12 @@ namespace mergex::routing {
 
 // T tokens, N experts, O out_features, I in_features
 
-/// y_t = sum over the experts that a token's scores select of s_i (W_i x_t + b_i). Each expert multiplies only its tokens.
+/// y_t = sum over the experts that a token's scores select of s_i (W_i x_t + b_i). Each expert multiplies only its
+/// tokens.
 /// @param x_TI  @param experts_NOI  @param scores_TN  zero where an expert is not selected
 /// @param biases_NO  undefined: none  @return [T, O]
-Tensor mix_outputs(const Tensor& x_TI, const Tensor& experts_NOI, const Tensor& scores_TN, const Tensor& biases_NO = {});
+Tensor mix_outputs(const Tensor& x_TI, const Tensor& experts_NOI, const Tensor& scores_TN,
+                   const Tensor& biases_NO = {});
 
 struct SmoeLinearOptions {
   std::int64_t num_experts;

@@ -33,7 +33,8 @@ ExpertSet upcycle(const std::vector<nn::FeedForwardSite>& sites, const ExpertOpt
       if (!options.linears.empty() && std::ranges::find(options.linears, name) == options.linears.end()) continue;
       const auto dense = std::dynamic_pointer_cast<nn::Linear>(site.module->projection(name));
       TORCH_CHECK(dense != nullptr, site.name, ".", name, " is not dense");
-      auto& first = first_of_role[fmt::format("{} {} {}x{}", site.stack, name, dense->weight.size(0), dense->weight.size(1))];
+      const auto& w = dense->weight;
+      auto& first = first_of_role[fmt::format("{} {} {}x{}", site.stack, name, w.size(0), w.size(1))];
       auto layer = options.make_layer({.weight_OI = dense->weight,
                                        .bias_O = dense->bias,
                                        .first_of_feed_forward = first_of_feed_forward,
