@@ -97,11 +97,34 @@ struct Row {
   FinetunePlan plan;
 };
 
+/// The run of a sweep that needs most.
+class LargestRun {
+ public:
+  void add(const FinetuneRun& run) {
+    const auto factors = run.memory_factors();
+    if (!factors_ || estimate_memory(factors).peak > estimate_memory(*factors_).peak) factors_ = factors;
+  }
+
+  void warn_if_too_large(const Machine& machine) const {
+    const auto available = machine.available_memory();
+    if (!factors_ || !available) return;
+    const auto peak = estimate_memory(*factors_).peak;
+    if (peak <= *available) return;
+    log::warn("needs about {} of memory at its peak, but {} are available; repairs, the cheapest first: {}", size_text(peak),
+              size_text(*available), fmt::join(memory_repairs(*factors_, *available), ", then "));
+  }
+
+ private:
+  std::optional<MemoryFactors> factors_;
+};
+
 int dry_run(const std::vector<Row>& rows, const Machine& machine, const fs::path& out, const CommandOptions& options) {
   DatasetCache datasets(machine.threads, /*may_write=*/false);
+  LargestRun largest;
   Json list = Json::array();
   for (const auto& row : rows) {
     const FinetuneRun run(row.plan, datasets.get(row.plan), machine, /*counts_only=*/true);
+    largest.add(run);
     if (options.json) {
       auto json = run.plan_json();
       json["row"] = row.recipe.folder;
@@ -116,15 +139,8 @@ int dry_run(const std::vector<Row>& rows, const Machine& machine, const fs::path
     fmt::print("{} run{} to {} on {}; nothing was written (--dry-run)\n", rows.size(), rows.size() == 1 ? "" : "s",
                out.string(), machine.describe());
   }
+  largest.warn_if_too_large(machine);
   return 0;
-}
-
-void warn_of_memory(const MemoryFactors& factors, const Machine& machine) {
-  const auto available = machine.available_memory();
-  const auto peak = estimate_memory(factors).peak;
-  if (!available || peak <= *available) return;
-  log::warn("needs about {} of memory at its peak, but {} are available; repairs, the cheapest first: {}", size_text(peak),
-            size_text(*available), fmt::join(memory_repairs(factors, *available), ", then "));
 }
 
 /// A mistake in a late row is found before the first one runs, and before anything is written.
@@ -132,7 +148,7 @@ void warn_of_memory(const MemoryFactors& factors, const Machine& machine) {
 std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& datasets, const Machine& machine,
                                  const fs::path& out, const CommandOptions& options) {
   std::vector<fs::path> inputs;
-  std::optional<MemoryFactors> largest;
+  LargestRun largest;
   const auto level = log::level();
   for (const auto& row : rows) {
     if (!options.overwrite && finished(out / row.recipe.folder)) continue;
@@ -140,12 +156,11 @@ std::vector<fs::path> check_rows(const std::vector<Row>& rows, DatasetCache& dat
     log::set_level(log::Level::kQuiet);  // each row says what it has to say when it runs
     const FinetuneRun checked(row.plan, dataset, machine, /*counts_only=*/true);
     log::set_level(level);
-    const auto factors = checked.memory_factors();
-    if (!largest || estimate_memory(factors).peak > estimate_memory(*largest).peak) largest = factors;
+    largest.add(checked);
     const auto files = checked.input_files();
     inputs.insert(inputs.end(), files.begin(), files.end());
   }
-  if (largest) warn_of_memory(*largest, machine);
+  largest.warn_if_too_large(machine);
   return inputs;
 }
 

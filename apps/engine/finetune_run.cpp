@@ -14,6 +14,7 @@
 #include "core/random.h"
 #include "io/atomic_file.h"
 #include "io/sha256.h"
+#include "multiply_adds.h"
 #include "statistics/registry.h"
 #include "tasks/corrupt_spans.h"
 #include "tasks/labels.h"
@@ -301,7 +302,10 @@ MemoryFactors FinetuneRun::memory_factors() const {
                          .out_features = weight.size(0),
                          .in_features = weight.size(1),
                          .merges = plan_.experts->method != "smoe",
-                         .top_k = options.at("router").at("top_k")});
+                         .top_k = options.at("router").at("top_k"),
+                         .curvature_rank = options.contains("curvature") && options["curvature"].is_object()
+                                               ? options["curvature"].at("rank").get<std::int64_t>()
+                                               : 0});
   }
 
   const auto shape = [&](std::int64_t batch_size, std::span<const std::vector<tasks::Encoded>> parts) {
@@ -343,6 +347,8 @@ Json FinetuneRun::plan_json() const {
   }
   const auto& t = plan_.training;
   const auto examples = static_cast<std::int64_t>(dataset_->train.size());
+  const auto factors = memory_factors();
+  const auto cost = count_multiply_adds(factors);
   Json splits = Json::object();
   for (std::size_t i = 0; i < dataset_->validation.size(); ++i) {
     splits[dataset_->data.validation[i].name] = dataset_->validation[i].size();
@@ -365,7 +371,8 @@ Json FinetuneRun::plan_json() const {
           {"steps_per_epoch", t.steps_per_epoch(examples)},
           {"warmup_steps", t.schedule.warmup(t.num_steps(examples))},
           {"examples_per_step", t.batch_size * t.gradient_accumulation},
-          {"memory", memory_json(memory_factors())}};
+          {"multiply_adds", {{"sentence", cost.sentence}, {"merging", cost.merging}, {"curvature", cost.curvature}}},
+          {"memory", memory_json(factors)}};
 }
 
 namespace {
@@ -401,7 +408,17 @@ std::string FinetuneRun::describe() const {
                         group["parameters"].get<std::int64_t>(), group["tensors"].get<std::int64_t>(),
                         group_text(group));
   }
-  const auto memory = plan["memory"];
+  const auto& cost = plan["multiply_adds"];
+  text += fmt::format("  cost        {:.2f} G multiply-adds a sentence of {} tokens", 1e-9 * cost.at("sentence").get<double>(),
+                      memory_factors().training.length);
+  if (const auto merging = cost.at("merging").get<double>(); merging > 0.0) {
+    text += fmt::format(", {:.2f} G of them for merging", 1e-9 * merging);
+  }
+  if (const auto curvature = cost.at("curvature").get<double>(); curvature > 0.0) {
+    text += fmt::format("; curvature {:.2f} G a step", 1e-9 * curvature);
+  }
+  text += "\n";
+  const auto& memory = plan["memory"];
   text += "  memory     ";
   for (const auto& [part, bytes] : memory.items()) {
     if (part != "peak") text += fmt::format(" {} {} |", part, size_text(bytes));

@@ -15,6 +15,7 @@ struct ExpertShape {
   std::int64_t num_experts = 0, out_features = 0, in_features = 0;
   bool merges = false;  ///< one weight per sentence from task vectors (camex); else tokens go to `top_k` experts
   std::int64_t top_k = 0;
+  std::int64_t curvature_rank = 0;  ///< 0: none
 };
 
 /// Sentences of one forward pass, all as long as the longest.

@@ -547,7 +547,7 @@ std::string line_plot(const LinePlot& plot) {
       name_width = std::max(name_width, text_width(panel.series[i].name + p.remarks[i], kSmallSize));
     }
   }
-  name_width = std::min(name_width, 220.0);
+  name_width = std::min(name_width + 1.0, 220.0);  // a sum of widths may round to less than the whole's
 
   Svg svg;
   double top = svg.heading(plot.title) + 16.0;

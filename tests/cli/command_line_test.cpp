@@ -136,6 +136,20 @@ TEST_CASE("a dry run prints the plan and writes nothing", "[cli]") {
   CHECK_FALSE(std::filesystem::exists(project / "out"));
 }
 
+TEST_CASE("a run that does not fit into memory is warned of, with repairs", "[cli]") {
+  using Catch::Contains;
+  const test::TinyProject project;
+  auto recipe = project.recipe();
+  const auto fits = project.finetune(recipe, "out", {"--dry-run"});
+  CHECK_THAT(fits.out, Contains("; peak about ") && Contains("multiply-adds a sentence of"));
+  CHECK_THAT(fits.err, !Contains("of memory at its peak"));
+  // Nothing is allocated, so the dry run itself fits anywhere.
+  recipe["model"]["config"]["d_model"] = 65536;
+  recipe["model"]["config"]["d_ff"] = 4194304;
+  const auto does_not = project.finetune(recipe, "out", {"--dry-run"});
+  CHECK_THAT(does_not.err, Contains("of memory at its peak") && Contains("/training/optimizer/name=adafactor"));
+}
+
 TEST_CASE("results go to stdout, everything else to stderr", "[cli]") {
   const test::TinyProject project;
   const auto run = project.finetune(project.recipe(), "out", {"--json"});
