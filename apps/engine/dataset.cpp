@@ -28,6 +28,7 @@ std::int64_t piece_length(const FinetunePlan& plan) {
 tasks::EncodedData encode(const FinetunePlan& plan, const text::T5Tokenizer& tokenizer, std::int64_t num_threads) {
   tasks::EncodedData result{.data = plan.task.load({}), .train = {}, .validation = {}};
   const auto threads = static_cast<int>(num_threads);
+  log::debug("encoding {}", plan.task.name);
   const auto encode_split = [&](tasks::Split& split) {
     auto encoded = plan.task.span_corruption ? tasks::encode_pieces(split, tokenizer, piece_length(plan), threads)
                                              : tasks::encode(split, tokenizer, plan.task.max_length, threads);
