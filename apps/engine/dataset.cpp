@@ -8,6 +8,7 @@
 #include "io/checkpoint_folder.h"
 #include "tasks/corrupt_spans.h"
 #include "tasks/files.h"
+#include "tasks/text_to_text.h"
 
 namespace mergex::engine {
 namespace fs = std::filesystem;
@@ -25,9 +26,21 @@ std::int64_t piece_length(const FinetunePlan& plan) {
   return lengths.text;
 }
 
+/// A model can only write what its tokenizer can.
+void check_answers(const FinetunePlan& plan, const std::vector<std::string>& labels, const text::T5Tokenizer& tokenizer) {
+  for (const auto& answer : tasks::possible_targets(labels)) {
+    const auto written = tokenizer.decode(tokenizer.encode(answer), /*skip_special=*/true);
+    if (written == answer) continue;
+    fail("{}/format: got \"text_to_text\", but the tokenizer {} writes the answer \"{}\" as \"{}\"; use another one, or "
+         "\"plain\"",
+         plan.task_origin, tokenizer.model_file().string(), answer, written);
+  }
+}
+
 tasks::EncodedData encode(const FinetunePlan& plan, const text::T5Tokenizer& tokenizer, std::int64_t num_threads) {
   tasks::EncodedData result{.data = plan.task.load({}), .train = {}, .validation = {}};
   const auto threads = static_cast<int>(num_threads);
+  log::debug("encoding {}", plan.task.name);
   const auto encode_split = [&](tasks::Split& split) {
     auto encoded = plan.task.span_corruption ? tasks::encode_pieces(split, tokenizer, piece_length(plan), threads)
                                              : tasks::encode(split, tokenizer, plan.task.max_length, threads);
@@ -95,6 +108,7 @@ std::shared_ptr<const Dataset> DatasetCache::get(const FinetunePlan& plan) {
   auto dataset = std::make_shared<Dataset>();
   dataset->tokenizer = std::make_shared<text::T5Tokenizer>(text::T5Tokenizer::load(plan.model.tokenizer));
   static_cast<tasks::EncodedData&>(*dataset) = load(plan, *dataset->tokenizer);
+  if (plan.task.text_to_text) check_answers(plan, dataset->data.labels, *dataset->tokenizer);
   for (const auto& warning : dataset->data.warnings) log::warn("{}", warning);
   for (const auto& note : dataset->data.notes) log::info("{}", note);
   datasets_.emplace(key, dataset);

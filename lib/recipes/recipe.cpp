@@ -68,7 +68,7 @@ void apply_set(io::JsonDocument& document, const std::string& assignment, const 
   const auto text = assignment.substr(equals + 1);
   Json value;
   if (Json::accept(text)) {
-    value = io::parse_json(text, origin + " " + pointer);
+    value = io::parse_json(text, origin + " " + one_line(pointer));
   } else {
     value = text;
   }

@@ -103,6 +103,17 @@ TEST_CASE("text to text: answers that name no class are wrong, counted, and said
              Contains("/model/head: got \"classification\", which task \"glue/sst2\" cannot train; expected \"language_model\""));
 }
 
+TEST_CASE("text to text: a tokenizer that cannot write the answers is refused", "[cli]") {
+  const test::TinyProject project;  // its tokenizer has no "_"
+  auto recipe = text_to_text(project);
+  recipe["task"]["name"] = "glue/rte";
+  test::write_text(project / "sst/train.tsv", "sentence1\tsentence2\tlabel\na\tb\t1\n");
+  test::write_text(project / "sst/dev.tsv", "sentence1\tsentence2\tlabel\na\tb\t1\n");
+  const auto refused = project.finetune(recipe, "out", {}, 2);
+  CHECK_THAT(refused.err, Contains("writes the answer \"not_entailment\" as \"not") && Contains("/task/format: got"));
+  CHECK_FALSE(fs::exists(project / "out"));
+}
+
 TEST_CASE("text to text resumes to the same bytes", "[cli][law]") {
   const test::TinyProject project;
   auto recipe = text_to_text(project);

@@ -45,13 +45,9 @@ void write_plainly(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// What a message says before it quotes from the input: messages that begin alike are one outcome.
-std::string message_kind(std::string_view message, std::string_view folder) {
-  const auto names_file = message.find(folder);
-  if (names_file != std::string_view::npos) message.remove_prefix(names_file + folder.size());
-  if (const auto pointer = message.find('#'); pointer < message.find(": ")) {
-    message.remove_prefix(std::min(message.find(": ", pointer), message.size()));
-  }
+/// What a message says behind the place and before it quotes from the input: such messages are one outcome.
+std::string message_kind(std::string_view message) {
+  if (const auto place = message.find(": "); place != std::string_view::npos) message.remove_prefix(place);
   std::string kind;
   for (std::size_t i = 0; i < message.size() && message[i] != '"' && message[i] != '\''; ++i) {
     if (message.substr(i).starts_with("got ") || message.substr(i).starts_with(" is ")) break;
@@ -115,7 +111,7 @@ class Fuzzer {
       auto input = reader_.mutate(mutator, corpus_[parent], corpus_);
       if (try_input(input)) keep(std::move(input));
     }
-    fmt::print("{}: seed {}, {} executions, {} read, {} refused in {} ways; {} inputs to start from, {} kept in {}; "
+    fmt::print("{}: seed {}, {} executions, {} read, {} refused, {} kinds of outcome; {} inputs to start from, {} kept in {}; "
                "{} finding{}\n",
                reader_.name, options_.seed, num_executions_, num_read_, num_executions_ - num_read_, outcomes_.size(),
                num_before, corpus_.size() - num_before, corpus_folder_.string(), num_findings_,
@@ -151,7 +147,7 @@ class Fuzzer {
       ++num_read_;
     } catch (const UserError& error) {
       const std::string message = error.what();
-      last_outcome_ = message_kind(message, work_.string());
+      last_outcome_ = message_kind(message);
       if (message.empty() || message.find('\n') != std::string::npos) found(input, "not one line: " + message);
     } catch (const std::exception& error) {
       last_outcome_ = std::string("internal error: ") + error.what();
@@ -163,7 +159,7 @@ class Fuzzer {
   }
 
   void found(const std::string& input, const std::string& what) {
-    if (!findings_.insert(message_kind(what, work_.string())).second) return;
+    if (!findings_.insert(message_kind(what)).second) return;
     ++num_findings_;
     if (!options_.replay.empty()) return;
     const auto file = corpus_folder_ / fmt::format("finding-{}", name_of(input));

@@ -251,3 +251,10 @@ TEST_CASE("JSON Lines: one strict object per line", "[io]") {
   CHECK(message(R"({"a": 1, "b": 1} {})").starts_with(":2: column 18: not valid JSON: "));
   CHECK(message("\xFF") == ":2: invalid UTF-8; fix the line");
 }
+
+TEST_CASE("a line end inside a column's name stays out of the message", "[io]") {
+  const test::TemporaryFolder folder;
+  const auto file = test::write_text(folder / "t.csv", "\"a\nb\",c\n1,2\n");
+  CHECK(test::user_error([&] { io::Table{file, {{.names = {"text"}}}, {.format = io::TableFormat::kCsv}}; }) ==
+        file.string() + R"(:1: no column "text"; the header has "a\nb", "c")");
+}

@@ -62,3 +62,22 @@ TEST_CASE("a sweep is the product of its axes", "[recipes]") {
   const std::vector<std::string> empty{"/sweep/~1seed=[]"};
   CHECK(test::user_error([&] { folders(read_recipe(file, empty, std::nullopt)); }).find("is empty") != std::string::npos);
 }
+
+TEST_CASE("messages stay on one line, whatever a name holds", "[recipes]") {
+  test::TemporaryFolder folder;
+  const auto file = test::write_text(folder / "r.json", R"({"name": "r"})");
+  const auto error_of = [&](const std::string& set) {
+    const std::vector<std::string> sets{set};
+    return test::user_error([&] { recipes::expand_sweep(read_recipe(file, sets, std::nullopt)); });
+  };
+  // Each of these was found by mergex_fuzz recipe.
+  CHECK(error_of("a\nb") == R"(--set: got "a\nb", expected /pointer=value, for example /training/batch_size=8)");
+  CHECK(error_of("/~\n=1") == R"(--set: "/~\n" is no JSON pointer)");
+  CHECK(error_of("/sweep/a\tb=[]") == R"(--set#/sweep/a\tb: expected a JSON pointer such as /seed)");
+  CHECK(error_of("/name=\xFF").starts_with("--set: got \"/name="));
+  CHECK(error_of("/a\n=" + std::string(300, '[') + std::string(300, ']')) ==
+        R"(--set /a\n: nested more than 200 levels deep)");
+  const auto repeated = test::write_text(folder / "s.json", R"({"a\nb": {"c\u0001": 1, "c\u0001": 2}})");
+  CHECK(test::user_error([&] { read_recipe(repeated, {}, std::nullopt); }) ==
+        repeated.string() + R"(#/a\nb/c\x01: key given twice; keep one)");
+}
