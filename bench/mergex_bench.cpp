@@ -14,7 +14,8 @@
 #include "io/json_object.h"
 #include "routing/method.h"
 #include "tensor/block_allocator.h"
-#include "training/adamw.h"
+#include "training/gradients.h"
+#include "training/optimizer.h"
 
 namespace mergex::bench {
 namespace {
@@ -30,6 +31,13 @@ double peak_memory_mib() {
   return 0.0;
 }
 
+io::JsonObject options_of(const io::Json& value) {
+  auto document = std::make_shared<io::JsonDocument>();
+  document->value = value;
+  document->file = "command line";
+  return io::JsonObject(document);
+}
+
 struct Bench {
   Bench(const std::filesystem::path& folder_path, const io::Json& experts_json, const std::string& ids_file)
       : random(1, at::kCPU) {
@@ -40,26 +48,30 @@ struct Bench {
     auto generator = tensor::cpu_generator(1, "weights");
     backbones::load_weights(*model, folder, generator, {});
     if (!experts_json.is_null()) {
-      auto document = std::make_shared<io::JsonDocument>();
-      document->value = experts_json;
-      document->file = "experts";
-      experts = routing::upcycle(model->feed_forwards(), routing::ExpertOptions::read(io::JsonObject(document)), generator);
+      experts = routing::upcycle(model->feed_forwards(), routing::ExpertOptions::read(options_of(experts_json)), generator);
     }
-    const auto ids = io::read_json(ids_file);
-    const auto rows = static_cast<std::int64_t>(ids.size()), columns = static_cast<std::int64_t>(ids[0].size());
-    batch.inputs.input_ids_BT = torch::zeros({rows, columns}, at::kLong);
-    batch.gold_B = torch::zeros({rows}, at::kLong);
-    for (std::int64_t b = 0; b < rows; ++b) {
-      for (std::int64_t t = 0; t < columns; ++t) {
-        batch.inputs.input_ids_BT[b][t] = ids[static_cast<std::size_t>(b)][static_cast<std::size_t>(t)].get<std::int64_t>();
-      }
-      batch.gold_B[b] = b % 2;
-    }
-    batch.inputs.attention_mask_BT = (batch.inputs.input_ids_BT != 0).to(at::kLong);
-    batch.num_units = static_cast<double>(rows);
-    for (const auto& item : model->named_parameters()) parameters.emplace_back(item.key(), item.value());
-    optimizer = std::make_unique<training::AdamW>(parameters, training::AdamWOptions());
+    for (const auto& rows : io::read_json(ids_file)) batches.push_back(batch_of(rows));
+    for (const auto& item : model->named_parameters()) parameters.push_back({item.key(), item.value(), 1e-4, 0.0});
+    optimizer = training::OptimizerOptions::read(options_of({{"name", "adamw"}, {"learning_rate", 1e-4}})).make(parameters);
   }
+
+  /// Rows of ids of equal length; 0 is padding.
+  static evaluation::Batch batch_of(const io::Json& rows) {
+    evaluation::Batch batch;
+    const auto count = static_cast<std::int64_t>(rows.size()), length = static_cast<std::int64_t>(rows[0].size());
+    std::vector<std::int64_t> ids, gold;
+    for (const auto& row : rows) {
+      for (const auto& id : row) ids.push_back(id.get<std::int64_t>());
+      gold.push_back(static_cast<std::int64_t>(gold.size() % 2));
+    }
+    batch.inputs.input_ids_BT = torch::tensor(ids).view({count, length});
+    batch.inputs.attention_mask_BT = (batch.inputs.input_ids_BT != 0).to(at::kLong);
+    batch.gold_B = torch::tensor(gold);
+    batch.num_units = static_cast<double>(count);
+    return batch;
+  }
+
+  const evaluation::Batch& next_batch() { return batches[next++ % batches.size()]; }
 
   /// Calls `part` and adds its seconds to `phases` under this name.
   template <class Part>
@@ -70,9 +82,10 @@ struct Bench {
   }
 
   double train_step() {
+    const auto& batch = next_batch();
     double value = 0.0;
     Tensor loss;
-    optimizer->zero_grad();
+    training::zero_gradients(parameters);
     timed("experts_begin_s", [&] { experts.begin(/*training=*/true, &random); });
     timed("forward_s", [&] {
       nn::ForwardContext context{.training = true, .random = &random};
@@ -82,12 +95,13 @@ struct Bench {
     timed("backward_s", [&] { loss.backward(); });
     timed("experts_finish_s", [&] { experts.finish_backward(); });
     timed("clip_s", [&] { training::clip_gradients(parameters, 1.0); });
-    timed("optimizer_s", [&] { optimizer->step(1e-4); });
+    timed("optimizer_s", [&] { optimizer->step(1.0); });
     return value;
   }
 
   double evaluation_step() {
     const torch::NoGradGuard no_grad;
+    const auto& batch = next_batch();
     nn::ForwardContext context;
     return objective.loss_sum(batch, model->forward(batch.inputs, context)).item<double>() / batch.num_units;
   }
@@ -95,17 +109,18 @@ struct Bench {
   std::shared_ptr<backbones::Backbone> model;
   routing::ExpertSet experts;
   tensor::RandomStreams random;
-  evaluation::Batch batch;
+  std::vector<evaluation::Batch> batches;
+  std::size_t next = 0;
   evaluation::Objective objective{tasks::Kind::kClassification, at::kCPU, 0};
-  std::vector<std::pair<std::string, Tensor>> parameters;
-  std::unique_ptr<training::AdamW> optimizer;
+  std::vector<training::TrainedParameter> parameters;
+  std::unique_ptr<training::Optimizer> optimizer;
   io::Json phases = io::Json::object();  // of the last training step
 };
 
 int run(int argc, char** argv) {
   if (argc < 4) {
-    fail("usage: mergex_bench CHECKPOINT_FOLDER IDS.json THREADS [EXPERTS]; then on standard input, a line each: train, "
-         "begin, evaluate");
+    fail("usage: mergex_bench CHECKPOINT_FOLDER BATCHES.json THREADS [EXPERTS]; then on standard input, a line each: "
+         "train, begin, evaluate");
   }
   tensor::use_block_allocator();
   at::set_num_threads(std::stoi(argv[3]));

@@ -83,7 +83,7 @@ class Transformers:
                 loss = self.model(input_ids=self.ids, attention_mask=(self.ids != 0).long(), labels=self.gold).loss
         else:
             return {"seconds": 0.0, "loss": 0.0}
-        return {"seconds": time.perf_counter() - start, "loss": float(loss)}
+        return {"seconds": time.perf_counter() - start, "loss": loss.item()}
 
 
 def main():
@@ -97,7 +97,7 @@ def main():
         model.save_pretrained(folder)
         ids_file = os.path.join(folder, "ids.json")
         with open(ids_file, "w") as file:
-            json.dump(ids, file)
+            json.dump([ids], file)
         cases = {name: Mergex(folder, ids_file, EXPERTS[name]) for name in arguments.cases.split(",")}
         if not arguments.no_transformers:
             cases["transformers"] = Transformers(model, ids)

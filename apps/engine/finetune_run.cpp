@@ -166,7 +166,11 @@ FinetunePlan FinetunePlan::read(const recipes::SweepRow& row) {
     fail("{}/precision: got a lower one than float32, but /model/dtype is {}; remove one of the two",
          plan.training.training_origin, plan.model.dtype);
   }
-  // Here: length_bucketing is refused together with experts whose results depend on the padding (pool_padding include).
+  if (plan.training.length_bucketing && plan.experts && plan.experts->depends_on_padding) {
+    fail("{}/length_bucketing: got true, but with pool_padding \"include\" a sentence's result depends on how far it is "
+         "padded; remove it, or set {}/pool_padding to \"exclude\"",
+         plan.training.training_origin, plan.experts->origin);
+  }
   const bool is_text = plan.task.is_sequence_to_sequence();
   if (is_text != (plan.model.head == backbones::Head::kLanguageModel)) {
     fail("{}: got \"{}\", which task \"{}\" cannot train; expected \"{}\"", recipe.where("model") + "/head",
@@ -302,27 +306,31 @@ MemoryFactors FinetuneRun::memory_factors() const {
                          .out_features = weight.size(0),
                          .in_features = weight.size(1),
                          .merges = plan_.experts->method != "smoe",
-                         .top_k = options.at("router").at("top_k"),
+                         .top_k = options.at("router").value("top_k", options.at("num_experts").get<std::int64_t>()),
                          .curvature_rank = options.contains("curvature") && options["curvature"].is_object()
                                                ? options["curvature"].at("rank").get<std::int64_t>()
                                                : 0});
   }
 
   const auto shape = [&](std::int64_t batch_size, std::span<const std::vector<tasks::Encoded>> parts) {
-    std::size_t longest = 0, count = 0;
+    std::size_t longest = 0, longest_target = 0, count = 0;
     for (const auto& part : parts) {
       count = std::max(count, part.size());
       for (const auto& example : part) {
         longest = std::max(longest, example.ids.size());
+        longest_target = std::max(longest_target, example.target_ids.size());
         f.num_data_tokens += static_cast<std::int64_t>(example.ids.size());
       }
       f.num_examples += static_cast<std::int64_t>(part.size());
     }
-    const auto length = static_cast<std::int64_t>(longest);
+    const bool pads_all = plan_.experts && plan_.experts->depends_on_padding;
+    const auto length = pads_all ? plan_.task.max_length : static_cast<std::int64_t>(longest);
     BatchShape batch{.size = std::min(batch_size, static_cast<std::int64_t>(count)), .length = length, .decoder_length = length};
     if (plan_.task.span_corruption) {
       batch.length = plan_.task.max_length;
       batch.decoder_length = tasks::span_lengths(plan_.task.max_length, *plan_.task.span_corruption).targets;
+    } else if (plan_.task.text_to_text) {
+      batch.decoder_length = static_cast<std::int64_t>(longest_target);
     }
     return batch;
   };

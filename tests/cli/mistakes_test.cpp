@@ -189,5 +189,13 @@ TEST_CASE("--overwrite deletes a run only when the new one can start", "[cli]") 
   CHECK_FALSE(fs::exists(project / "out/checkpoints/step-1"));
 }
 
+TEST_CASE("length bucketing is refused where results depend on the padding", "[cli]") {
+  Mistakes m;
+  auto recipe = m.recipe();
+  recipe["experts"] = {{"method", "camex"}, {"num_experts", 2}, {"pool_padding", "include"}};
+  recipe["training"]["length_bucketing"] = true;
+  CHECK_THAT(m.error(recipe), Contains("training/length_bucketing: got true") && Contains("pool_padding to \"exclude\""));
+}
+
 }  // namespace
 }  // namespace mergex

@@ -18,7 +18,7 @@ struct Pass {
 /// One training pass of an expert layer over float32 features.
 Pass run(const std::string& section, at::ScalarType precision, at::ScalarType features) {
   const auto options = routing::ExpertOptions::read(test::object_of(section));
-  const auto layer = options.make_layer(test::seeded_normal({6, 8}, 1, at::kFloat));
+  const auto layer = options.make_layer({test::seeded_normal({6, 8}, 1, at::kFloat)});
   auto generator = tensor::cpu_generator(2, "experts");
   layer->initialize(generator);
   {
