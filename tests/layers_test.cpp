@@ -12,15 +12,15 @@
 namespace fs = std::filesystem;
 
 TEST_CASE("every include of lib/ points to a lower layer", "[layers]") {
-  const std::vector<std::string> order{"core", "io", "text",      "tasks",   "statistics", "recipes", "tensor",
-                                       "nn",   "backbones", "routing", "training", "evaluation"};
+  const std::vector<std::string> order{"core", "io", "text",      "tasks",   "statistics", "recipes", "kernels",
+                                       "tensor", "nn", "backbones", "routing", "training", "evaluation"};
   const auto rank = [&](const std::string& layer) { return std::ranges::find(order, layer) - order.begin(); };
   const auto first_with_torch = rank("tensor");
   const std::regex include(R"(^#include [<"]([a-z_]+)/([a-zA-Z0-9_/.]+)[>"])");
   int seen = 0;
   for (const auto& entry : fs::recursive_directory_iterator(fs::path(MERGEX_SOURCE_DIR) / "lib")) {
     const auto extension = entry.path().extension();
-    if (extension != ".h" && extension != ".cpp") continue;
+    if (extension != ".h" && extension != ".cpp" && extension != ".inc") continue;
     const auto layer = entry.path().parent_path().filename().string();
     REQUIRE(std::ranges::find(order, layer) != order.end());
     std::ifstream in(entry.path());

@@ -569,9 +569,13 @@ TEST_CASE("padding changes nothing: scores, outputs, statistics", "[routing][law
   CHECK(entropies[1] == Approx(entropies[0]).epsilon(1e-9));
 }
 
-TEST_CASE("the mixture is made once a step, each merge is one product, and nothing has a batch x experts weight", "[routing][law]") {
+TEST_CASE("the mixture is made once a step, and no weight exists for each unit and expert, in tiles not even for each unit",
+          "[routing][law]") {
   const auto dense = seeded_normal({12, 20}, 1);
-  auto recipe = options_of(R"({"method": "camex", "num_experts": 5, "protocol": "dare", "dare_p": 0.5, "curvature": {"rank": 2}})");
+  const bool tiled = GENERATE(true, false);
+  auto recipe = options_of(fmt::format(
+      R"({{"method": "camex", "num_experts": 5, "protocol": "dare", "dare_p": 0.5, "curvature": {{"rank": 2}}, "product": "{}"}})",
+      tiled ? "tiled" : "merged"));
   auto layer = std::dynamic_pointer_cast<MergedLinear>(ExpertOptions::read(recipe).make_layer({dense}));
   auto generator = tensor::cpu_generator(1, "experts");
   layer->initialize(generator);
@@ -611,8 +615,8 @@ TEST_CASE("the mixture is made once a step, each merge is one product, and nothi
 
   CHECK(layer->num_begun() == 1);
   CHECK(layer->num_merges == 3);
-  CHECK(largest >= batch * 12 * 20);      // the merged weights were seen
-  CHECK(largest < batch * 5 * 12 * 20);   // and no weight per unit and expert
+  CHECK((largest >= batch * 12 * 20) == !tiled);  // the merged weights of all units
+  CHECK(largest < batch * 5 * 12 * 20);           // and no weight for each unit and expert
   CHECK(layer->experts.grad().abs().max().item<double>() > 0.0);
   CHECK(layer->weight.grad().abs().max().item<double>() > 0.0);
   CHECK(layer->curvature->c2_in.grad().abs().max().item<double>() > 0.0);

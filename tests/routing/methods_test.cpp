@@ -114,8 +114,8 @@ TEST_CASE("a profile is a set of defaults, each of which a recipe can set by its
     CHECK(paper.at(key) == value);
     CHECK(release.at(key) == value);
   }
-  CHECK(paper.at("curvature") == io::Json{{"rank", 1}, {"rank_init", "identity_total"}});
-  CHECK(release.at("curvature") == io::Json{{"rank", 8}, {"rank_init", "identity_each_sum"}});
+  CHECK(paper.at("curvature") == io::Json{{"rank", 1}, {"rank_init", "identity_total"}, {"kernel", "automatic"}});
+  CHECK(release.at("curvature") == io::Json{{"rank", 8}, {"rank_init", "identity_each_sum"}, {"kernel", "automatic"}});
   const std::map<std::string, std::pair<std::string, std::string>> differences{
       {"mask_order", {"before_curvature", "after_curvature"}},
       {"dare_mode", {"elementwise", "expert_channel"}},
@@ -168,12 +168,18 @@ TEST_CASE("padding in the mean: results depend on it, the options say so, and on
   CHECK(test::compare(evaluate(*model, set, sentences(4)), evaluate(*model, set, sentences()), {1e-3, 1e-3}).worst > 1.0);
 }
 
-TEST_CASE("every form gives the same numbers, at odd sizes and at T5-small's", "[routing][law]") {
+TEST_CASE("every form, product and kernel gives the same numbers, at odd sizes and at T5-small's", "[routing][law]") {
   const auto [out, in] = GENERATE(table<std::int64_t, std::int64_t>({{2048, 512}, {7, 13}}));
   const std::string order = GENERATE("before_curvature", "after_curvature");
   std::map<std::string, std::vector<Tensor>> found;
-  for (const std::string form : {"base", "absorbed", "automatic"}) {
-    const auto layer = layer_of(fmt::format(R"({{"method": "camex", "num_experts": 3, "protocol": "ties", "alpha": 0.7, "curvature": {{}}, "mask_order": "{}", "form": "{}"}})", order, form),
+  struct Path {
+    const char *form, *product, *kernel;
+  };
+  for (const auto& path : {Path{"base", "merged", "contraction"}, Path{"absorbed", "merged", "contraction"},
+                           Path{"base", "activations", "contraction"}, Path{"base", "tiled", "fused"},
+                           Path{"absorbed", "tiled", "fused"}, Path{"automatic", "automatic", "automatic"}}) {
+    const auto layer = layer_of(fmt::format(R"({{"method": "camex", "num_experts": 3, "protocol": "ties", "alpha": 0.7, "curvature": {{"kernel": "{}"}}, "mask_order": "{}", "form": "{}", "product": "{}"}})",
+                                            path.kernel, order, path.form, path.product),
                                 {0.05 * seeded_normal({out, in}, 1)});
     {
       const torch::NoGradGuard no_grad;
@@ -190,15 +196,17 @@ TEST_CASE("every form gives the same numbers, at odd sizes and at T5-small's", "
     torch::autograd::backward(roots, gradients);
     layer->begin(false, nullptr);
     const torch::NoGradGuard no_grad;
-    found[form] = {y.detach(), layer->forward(x, context), layer->experts.grad(), layer->weight.grad(),
+    found[fmt::format("{} {} {}", path.form, path.product, path.kernel)] = {y.detach(), layer->forward(x, context), layer->experts.grad(), layer->weight.grad(),
                    layer->curvature->c1_in.grad(), layer->router->named_parameters()["w_gate"].grad()};
   }
   // In float32 the router's gradient differs more: the absorbed form adds <G, E_m>, far above the <G, gamma_i> that tell
   // the experts apart, to every score's.
-  for (const char* form : {"absorbed", "automatic"}) {
-    test::require_gradient("training", found[form][0], found["base"][0], 1e-11, 0.0);
-    test::require_gradient("evaluation", found[form][1], found["base"][0], 1e-11, 0.0);
-    for (std::size_t i = 2; i < 6; ++i) test::require_gradient("gradient", found[form][i], found["base"][i], 1e-9, 0.0);
+  const auto& plain = found["base merged contraction"];
+  for (const auto& [path, numbers] : found) {
+    INFO(path);
+    test::require_gradient("training", numbers[0], plain[0], 1e-11, 0.0);
+    test::require_gradient("evaluation", numbers[1], plain[0], 1e-11, 0.0);
+    for (std::size_t i = 2; i < 6; ++i) test::require_gradient("gradient", numbers[i], plain[i], 1e-9, 0.0);
   }
 }
 
