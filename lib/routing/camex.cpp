@@ -67,7 +67,8 @@ ConfiguredMethod configure(io::JsonObject& options, Profile profile) {
     o.curvature_rank = 0;
   }
   return {.make_layer = [o](const LayerPlace& place) { return std::make_shared<MergedLinear>(place, o); },
-          .depends_on_padding = o.pool_padding};
+          .depends_on_padding = o.pool_padding,
+          .is_for_cpu = o.product == Product::kTiled || o.curvature_kernel == CurvatureKernel::kFused};
 }
 
 }  // namespace

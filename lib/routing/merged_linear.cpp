@@ -13,12 +13,8 @@ Mixture make_mixture(const Tensor& base_OI, const Tensor& experts_NOI, const Ent
   if (form == Form::kAutomatic) form = curvature == nullptr ? Form::kAbsorbed : Form::kBase;
   const auto step = alpha * mask.scale;
   if (curvature == nullptr && form == Form::kAbsorbed) {
-    if (mask.keep_NOI.defined()) {
-      const auto step_NOI = mask.keep_NOI.to(base_OI.scalar_type()).mul_(step);
-      return {step_NOI * experts_NOI + (1.0 - step_NOI) * base_OI, {}};
-    }
-    if (step == 1.0) return {experts_NOI, {}};
-    return {(1.0 - step) * base_OI + step * experts_NOI, {}};
+    const auto moved_NOI = step == 1.0 ? experts_NOI : (1.0 - step) * base_OI + step * experts_NOI;
+    return {mask.keep_NOI.defined() ? torch::where(mask.keep_NOI, moved_NOI, base_OI) : moved_NOI, {}};
   }
   Tensor gamma_NOI;
   if (curvature != nullptr) {

@@ -58,6 +58,12 @@ Tensor ties_mask(const Tensor& task_vectors_NOI, double density) {
   return mask_NOI;
 }
 
+Tensor ties_mask(const Tensor& experts_NOI, const Tensor& base_OI, double density) {
+  const torch::NoGradGuard no_grad;
+  if (density == 1.0 && has_kernel(experts_NOI) && has_kernel(base_OI)) return untrimmed_mask(experts_NOI, base_OI);
+  return ties_mask(experts_NOI - base_OI, density);
+}
+
 constinit const Protocol kTies{
     .name = "ties",
     .summary = "keep the entries of each task vector that agree with the elected sign",
@@ -66,9 +72,7 @@ constinit const Protocol kTies{
       double density = 1.0;
       options.optional("ties_density", density, {.above = 0.0, .at_most = 1.0});
       return {.entries = [density](const Tensor& experts_NOI, const Tensor& base_OI, bool, tensor::RandomStreams*) {
-        const torch::NoGradGuard no_grad;
-        if (density == 1.0 && has_kernel(experts_NOI) && has_kernel(base_OI)) return untrimmed_mask(experts_NOI, base_OI);
-        return ties_mask(experts_NOI - base_OI, density);
+        return ties_mask(experts_NOI, base_OI, density);
       }};
     }};
 

@@ -13,4 +13,7 @@ namespace mergex::routing {
 /// Source: Yadav et al. 2023 (arXiv:2306.01708), as applied by Nguyen et al. 2025 (arXiv:2502.18821).
 Tensor ties_mask(const Tensor& task_vectors_NOI, double density);
 
+/// The same from experts [N, O, I] and base [O, I]; without trimming, on the CPU, task vectors are not stored.
+Tensor ties_mask(const Tensor& experts_NOI, const Tensor& base_OI, double density);
+
 }  // namespace mergex::routing
