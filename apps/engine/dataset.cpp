@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "finetune_run.h"
+#include "finetune_plan.h"
 #include "io/checkpoint_folder.h"
 #include "tasks/corrupt_spans.h"
 #include "tasks/files.h"

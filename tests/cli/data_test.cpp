@@ -14,17 +14,6 @@ namespace fs = std::filesystem;
 using Catch::Contains;
 using io::Json;
 
-std::vector<Json> lines_of(const fs::path& file) {
-  std::vector<Json> lines;
-  const auto text = test::read_text(file);
-  for (std::size_t at = 0; at < text.size();) {
-    const auto end = text.find('\n', at);
-    lines.push_back(io::parse_json(text.substr(at, end - at), file.string()));
-    at = end + 1;
-  }
-  return lines;
-}
-
 std::vector<fs::path> files_in(const fs::path& folder) {
   std::vector<fs::path> found;
   if (!fs::exists(folder)) return found;
@@ -63,7 +52,7 @@ TEST_CASE("text to text: the model writes its answers, and learns to write the c
   const auto split = results["splits"][0];
   CHECK(split["n"] == 20);
   CHECK(split["unparsable"] == 0);
-  const auto predictions = lines_of(project / "out/predictions.jsonl");
+  const auto predictions = test::json_lines(project / "out/predictions.jsonl");
   REQUIRE(predictions.size() == 21);
   int right = 0;
   for (const auto& p : predictions) {
@@ -86,7 +75,7 @@ TEST_CASE("text to text: answers that name no class are wrong, counted, and said
   CHECK(split["unparsable"] == 20);
   CHECK(split["accuracy"] == 0.0);
   CHECK(split["collapsed"] == "collapsed: none of the 21 predictions names a class");
-  for (const auto& p : lines_of(project / "out/predictions.jsonl")) CHECK(p["prediction"].is_null());
+  for (const auto& p : test::json_lines(project / "out/predictions.jsonl")) CHECK(p["prediction"].is_null());
   CHECK_THAT(test::read_text(project / "out/table.md"),
              Contains("dense (seed 42) on validation: 20 of 20 generated answers name no class, and are wrong."));
   CHECK_THAT(test::read_text(project / "out/table.md"), !Contains("unparsable"));
@@ -208,7 +197,7 @@ TEST_CASE("max_examples: rows of different seeds see the same examples", "[cli]"
   for (std::size_t seed = 1; seed <= 2; ++seed) {
     const auto folder = project / "out" / fmt::format("seed-{}", seed);
     CHECK(test::read_json(folder / "results.json")["splits"][0]["n"] == 7);
-    for (const auto& p : lines_of(folder / "predictions.jsonl")) seen[seed - 1].insert(p["id"].get<std::string>());
+    for (const auto& p : test::json_lines(folder / "predictions.jsonl")) seen[seed - 1].insert(p["id"].get<std::string>());
   }
   CHECK(seen[0].size() == 7);
   CHECK(seen[0] == seen[1]);

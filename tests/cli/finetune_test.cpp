@@ -16,17 +16,6 @@ using io::Json;
 /// results.json of a run that has one split, and that split.
 Json first_split(const fs::path& run) { return test::read_json(run / "results.json")["splits"][0]; }
 
-std::vector<Json> lines_of(const fs::path& file) {
-  std::vector<Json> lines;
-  const auto text = test::read_text(file);
-  for (std::size_t at = 0; at < text.size();) {
-    const auto end = text.find('\n', at);
-    lines.push_back(io::parse_json(text.substr(at, end - at), file.string()));
-    at = end + 1;
-  }
-  return lines;
-}
-
 /// A recipe that scores a checkpoint as it is.
 Json zero_steps(Json recipe, const fs::path& checkpoint) {
   recipe["model"] = {{"checkpoint", checkpoint.string()}};
@@ -182,7 +171,7 @@ TEST_CASE("classes of a checkpoint's head are matched by name (E7)", "[cli][law]
   // Class 1 is the task's, whatever the checkpoint's is.
   const auto f1_of_old = [&] {
     double both = 0, either = 0;
-    for (const auto& line : lines_of(project / "trained/predictions.jsonl")) {
+    for (const auto& line : test::json_lines(project / "trained/predictions.jsonl")) {
       const bool gold = line["gold"] == "old", predicted = line["prediction"] == "old";
       both += gold && predicted ? 1 : 0;
       either += (gold ? 1 : 0) + (predicted ? 1 : 0);
@@ -240,7 +229,7 @@ TEST_CASE("the results are those of the best checkpoint, as it lies on the disk 
   CHECK(test::read_text(project / "again/predictions.jsonl") == test::read_text(project / "trained/predictions.jsonl"));
   // The best of those that metrics.jsonl has seen.
   double best = 1e300;
-  for (const auto& line : lines_of(project / "trained/metrics.jsonl")) {
+  for (const auto& line : test::json_lines(project / "trained/metrics.jsonl")) {
     if (line.contains("evaluation")) best = std::min(best, line["evaluation"]["validation"]["loss"].get<double>());
   }
   CHECK(trained["splits"][0]["loss"] == best);
@@ -258,7 +247,7 @@ TEST_CASE("rows without a label are predicted and never scored (E16)", "[cli][la
   CHECK(more["n"] == 20);
   CHECK(more["accuracy"] == plain["accuracy"]);
   CHECK(more["loss"].get<double>() == Approx(plain["loss"].get<double>()).epsilon(1e-6));
-  const auto predictions = lines_of(project / "more/predictions.jsonl");
+  const auto predictions = test::json_lines(project / "more/predictions.jsonl");
   REQUIRE(predictions.size() == 25);
   for (std::size_t i = 0; i < predictions.size(); ++i) CHECK(predictions[i]["gold"].is_null() == (i >= 20));
 

@@ -117,6 +117,17 @@ Outcome TinyProject::finetune(const Json& recipe, const std::string& out, std::v
 Json read_json(const fs::path& file) { return io::read_json(file); }
 std::string read_text(const fs::path& file) { return io::read_file(file); }
 
+std::vector<Json> json_lines(const fs::path& file) {
+  std::vector<Json> lines;
+  const auto text = read_text(file);
+  for (std::size_t at = 0; at < text.size();) {
+    const auto end = text.find('\n', at);
+    lines.push_back(io::parse_json(text.substr(at, end - at), file.string()));
+    at = end + 1;
+  }
+  return lines;
+}
+
 std::size_t num_lines(const std::string& text) { return static_cast<std::size_t>(std::ranges::count(text, '\n')); }
 
 std::map<std::string, std::string> contents(const fs::path& folder) {

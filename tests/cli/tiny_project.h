@@ -50,6 +50,8 @@ class TinyProject {
 
 io::Json read_json(const std::filesystem::path& file);
 std::string read_text(const std::filesystem::path& file);
+/// One value a line, as in metrics.jsonl.
+std::vector<io::Json> json_lines(const std::filesystem::path& file);
 std::size_t num_lines(const std::string& text);
 
 /// Every file below a folder by its relative path, with its bytes; a link with where it points. Without what holds
