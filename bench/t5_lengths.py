@@ -91,7 +91,10 @@ def main():
     # As the trainer does: 50 steps' worth sorted by length, then the batches in random order.
     similar = cut(sorted(rows, key=len))
     random.shuffle(similar)
-    similar, rows = similar[: arguments.batches], rows[:count]
+    # The same sentences in every case.
+    similar = similar[: arguments.batches]
+    rows = [[i for i in row if i != 0] for batch in similar for row in batch]
+    random.shuffle(rows)
 
     torch.manual_seed(1)
     model = transformers.T5ForSequenceClassification(

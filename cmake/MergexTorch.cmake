@@ -22,11 +22,10 @@ target_compile_options(torch_cpu INTERFACE
   "SHELL:-idirafter ${MERGEX_TORCH_DIR}/include/torch/csrc/api/include")
 target_link_libraries(torch_cpu INTERFACE ${MERGEX_TORCH_DIR}/lib/libtorch_cpu.so ${MERGEX_TORCH_DIR}/lib/libc10.so)
 # The OpenMP library that LibTorch runs on: a second one would be a second pool of threads.
-file(GLOB torch_openmp ${MERGEX_TORCH_DIR}/lib/libgomp*.so*)
+file(GLOB torch_openmp ${MERGEX_TORCH_DIR}/lib/libgomp*.so* ${MERGEX_TORCH_DIR}/lib/libiomp5.so)
+list(APPEND torch_openmp gomp)
+list(GET torch_openmp 0 torch_openmp)
 target_link_libraries(torch_cpu INTERFACE ${torch_openmp})
-if(NOT torch_openmp)
-  target_link_libraries(torch_cpu INTERFACE gomp)
-endif()
 # The wheel's libraries find NVIDIA's by RPATH; the linker has to be told where they lie.
 file(GLOB nvidia_library_dirs ${MERGEX_TORCH_DIR}/../nvidia/*/lib)
 foreach(dir IN LISTS nvidia_library_dirs)

@@ -129,11 +129,13 @@ FinetuneRun::FinetuneRun(FinetunePlan plan, std::shared_ptr<const Dataset> datas
       machine_(machine),
       objective_(plan_.task.kind, machine.device, dataset_->tokenizer->pad_id(), training_loss(plan_, *dataset_),
                  plan_.experts && plan_.experts->depends_on_padding ? plan_.task.max_length : 0) {
-  if (plan_.experts && plan_.experts->is_for_cpu &&
-      (!machine.device.is_cpu() || plan_.training.precision != at::kFloat)) {
-    fail("{}: product \"tiled\" and curvature kernel \"fused\" are for --device cpu without /training/precision; set them "
-         "to \"automatic\"",
+  if (plan_.experts && plan_.experts->needs_cpu && !machine.device.is_cpu()) {
+    fail("{}: product \"tiled\" and curvature kernel \"fused\" are for --device cpu; set them to \"automatic\"",
          plan_.experts->origin);
+  }
+  if (plan_.experts && plan_.experts->needs_float32 && plan_.training.precision != at::kFloat) {
+    fail("{}/product: got \"tiled\", which has no lower precision than float32; set it to \"automatic\", or remove {}/precision",
+         plan_.experts->origin, plan_.training.training_origin);
   }
   const auto& data = dataset_->data;
   select_by_ = plan_.training.select_best_by.empty() ? plan_.task.primary_metric : plan_.training.select_best_by;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/scratch.h"
+
 namespace mergex::kernels {
 namespace {
 
@@ -10,13 +12,6 @@ using Index = std::int64_t;
 
 // Bytes of one tile: four of them stay in a second-level cache of 1 MiB.
 constexpr Index kTileBytes = 128 * 1024;
-
-/// Memory that a thread keeps from call to call: fresh pages cost more than the work on them.
-template <class T>
-T* scratch(std::vector<T>& memory, Index entries) {
-  if (static_cast<Index>(memory.size()) < entries) memory.resize(static_cast<std::size_t>(entries));
-  return memory.data();
-}
 
 /// A factor C [w, w] and its transpose, rows padded with zeros to whole vectors.
 template <class T>
@@ -46,10 +41,7 @@ struct Strips {
         columns(columns_),
         width(std::clamp(kTileBytes / static_cast<Index>(sizeof(T)) / rows_ / lanes * lanes, lanes,
                          (columns_ + lanes - 1) / lanes * lanes)),
-        stride((rows_ * width * static_cast<Index>(sizeof(T)) / 64 | 1) * 64 / static_cast<Index>(sizeof(T)) +
-               (64 / static_cast<Index>(sizeof(T)))) {
-    if (stride * static_cast<Index>(sizeof(T)) / 64 % 2 == 0) stride += 64 / static_cast<Index>(sizeof(T));
-  }
+        stride(((rows_ * width * static_cast<Index>(sizeof(T)) + 63) / 64 | 1) * 64 / static_cast<Index>(sizeof(T))) {}
 
   Index num_strips() const { return (columns + width - 1) / width; }
   Index entries() const { return num_strips() * stride; }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/scratch.h"
+
 namespace mergex::kernels {
 namespace {
 
@@ -12,14 +14,6 @@ using Index = std::int64_t;
 // once for all of them, and the tiles stay in a second-level cache of 1 MiB.
 constexpr Index kTileEntries = 32 * 1024;
 constexpr Index kGroup = 4;
-
-/// Memory that a thread keeps from call to call: fresh pages cost more than the work on them.
-template <class T, int Use>
-T* scratch(Index entries) {
-  thread_local std::vector<T> memory;
-  if (static_cast<Index>(memory.size()) < entries) memory.resize(static_cast<std::size_t>(entries));
-  return memory.data();
-}
 
 struct Tile {
   Index row, rows, column, columns;
@@ -75,10 +69,9 @@ void transpose(Index rows, Index columns, const T* from, Index from_row, T* to, 
 }  // namespace
 
 template <class T>
-void MergedProduct<T>::forward(T* y) const {
+void MergedProduct<T>::forward(T* y, T* x_BIT) const {
   // Computed as y^T = W x^T: rows of W are read as they lie, and x^T, the operand that is read in vectors, is made once.
-  const auto padded = (num_tokens + vectors->width - 1) / vectors->width * vectors->width;
-  T* x_BIT = scratch<T, 0>(num_sentences * in_features * padded);
+  const auto padded = padded_tokens();
   parallel(num_sentences, [&](Index begin, Index end) {
     for (Index b = begin; b < end; ++b) {
       T* to = x_BIT + b * in_features * padded;
@@ -90,7 +83,8 @@ void MergedProduct<T>::forward(T* y) const {
   });
   const Tiles tiles(out_features, in_features, 512);
   parallel(tiles.down(), [&](Index begin, Index end) {
-    T* weights = scratch<T, 1>(kGroup * (kTileEntries + tiles.rows * padded));
+    thread_local std::vector<T> memory;
+    T* weights = scratch(memory, kGroup * (kTileEntries + tiles.rows * padded));
     T* y_UOT = weights + kGroup * kTileEntries;
     for (Index i = begin; i < end; ++i) {
       for (Index first = 0; first < num_sentences; first += kGroup) {
@@ -119,7 +113,8 @@ void MergedProduct<T>::backward_input(const T* dy, T* dx) const {
   const Tiles tiles(out_features, in_features, 128);
   const auto groups = (num_sentences + kGroup - 1) / kGroup;
   parallel(tiles.across() * groups, [&](Index begin, Index end) {
-    T* weights = scratch<T, 1>(kGroup * kTileEntries);
+    thread_local std::vector<T> memory;
+    T* weights = scratch(memory, kGroup * kTileEntries);
     for (Index task = begin; task < end; ++task) {
       const auto first = task % groups * kGroup;
       const auto count = std::min(kGroup, num_sentences - first);
@@ -146,7 +141,8 @@ void MergedProduct<T>::backward_weights(const T* dy, T* terms_gradient, bool acc
   std::vector<T> partial(static_cast<std::size_t>(num_tiles * num_sentences * n));
   const T ones[kGroup] = {1, 1, 1, 1};
   parallel(num_tiles, [&](Index begin, Index end) {
-    T* g = scratch<T, 1>(kGroup * kTileEntries + tiles.rows * num_tokens);
+    thread_local std::vector<T> memory;
+    T* g = scratch(memory, kGroup * kTileEntries + tiles.rows * num_tokens);
     T* dy_TO = g + kGroup * kTileEntries;
     for (Index task = begin; task < end; ++task) {
       const auto tile = tiles.at(task / tiles.across(), task % tiles.across());
@@ -174,6 +170,10 @@ void MergedProduct<T>::backward_weights(const T* dy, T* terms_gradient, bool acc
       }
     }
   });
+  if (num_sentences == 0) {
+    if (!accumulate) std::fill_n(terms_gradient, n * size, T{0});
+    if (base_gradient != nullptr) std::fill_n(base_gradient, size, T{0});
+  }
   std::fill_n(scores_gradient, num_sentences * n, T{0});
   for (Index task = 0; task < num_tiles; ++task) {
     for (Index e = 0; e < num_sentences * n; ++e) {

@@ -24,8 +24,11 @@ struct MergedProduct {
   /// Calls its argument on sub-ranges that together are [0, count), at the same time where it can.
   void (*parallel)(std::int64_t count, const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
-  /// @param y  [B, T, O], overwritten
-  void forward(T* y) const;
+  /// Tokens rounded up to whole vectors.
+  std::int64_t padded_tokens() const { return (num_tokens + vectors->width - 1) / vectors->width * vectors->width; }
+
+  /// @param y  [B, T, O], overwritten  @param work_space  B * I * padded_tokens() numbers
+  void forward(T* y, T* work_space) const;
 
   /// dx_b = dy_b W_b  @param dx  [B, T, I], overwritten
   void backward_input(const T* dy, T* dx) const;

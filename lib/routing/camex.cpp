@@ -68,7 +68,8 @@ ConfiguredMethod configure(io::JsonObject& options, Profile profile) {
   }
   return {.make_layer = [o](const LayerPlace& place) { return std::make_shared<MergedLinear>(place, o); },
           .depends_on_padding = o.pool_padding,
-          .is_for_cpu = o.product == Product::kTiled || o.curvature_kernel == CurvatureKernel::kFused};
+          .needs_cpu = o.product == Product::kTiled || o.curvature_kernel == CurvatureKernel::kFused,
+          .needs_float32 = o.product == Product::kTiled};
 }
 
 }  // namespace

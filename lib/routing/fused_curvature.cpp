@@ -60,6 +60,7 @@ struct FusedCurvature : torch::autograd::Function<FusedCurvature> {
     const auto saved = context->get_saved_variables();
     const Problem p{saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7],
                     context->saved_data["scale"].toDouble()};
+    TORCH_CHECK(!at::GradMode::is_enabled(), "fused_curvature has no second derivative");
     const auto g = upstream[0].contiguous();
     auto experts = torch::empty_like(p.experts_NOI), base = torch::empty_like(p.base_OI);
     auto c1_out = torch::empty_like(p.c1_out), c2_out = torch::empty_like(p.c2_out);
@@ -82,6 +83,17 @@ bool can_fuse_curvature(const Tensor& experts_NOI) {
 
 Tensor fused_curvature(const Tensor& experts_NOI, const Tensor& base_OI, const CurvatureMasks& masks, double scale,
                        const Tensor& c1_out, const Tensor& c2_out, const Tensor& c1_in, const Tensor& c2_in) {
+  const auto n = experts_NOI.size(0);
+  TORCH_CHECK(base_OI.sizes() == experts_NOI.sizes().slice(1), "the base is ", base_OI.sizes());
+  TORCH_CHECK(c1_out.size(-1) * c2_out.size(-1) == experts_NOI.size(1) &&
+                  c1_in.size(-1) * c2_in.size(-1) == experts_NOI.size(2),
+              "the factors do not fit experts ", experts_NOI.sizes());
+  for (const auto* c : {&c1_out, &c2_out, &c1_in, &c2_in}) {
+    TORCH_CHECK(c->sizes() == at::IntArrayRef({c1_out.size(0), n, c->size(-1), c->size(-1)}), "a factor is ", c->sizes());
+  }
+  for (const auto* mask : {&masks.before_NOI, &masks.after_NOI}) {
+    TORCH_CHECK(!mask->defined() || mask->sizes() == experts_NOI.sizes(), "a mask is ", mask->sizes());
+  }
   return FusedCurvature::apply(experts_NOI.contiguous(), base_OI.contiguous(), masks, scale, c1_out.contiguous(), c2_out.contiguous(), c1_in.contiguous(), c2_in.contiguous());
 }
 

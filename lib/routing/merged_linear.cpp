@@ -181,7 +181,7 @@ Tensor MergedLinear::merge_biases(const Tensor& scores_UN) const {
   // Small enough to be mixed in every pass: its gradients flow to the parameters at once.
   const auto base_O1 = bias.defined() ? bias.unsqueeze(-1) : Tensor();
   const auto mixture = make_mixture(base_O1, bias_experts.unsqueeze(-1), bias_mask_, bias_curvature.get(),
-                                    options_.alpha, form_, options_.mask_order);
+                                    options_.alpha, form_, options_.mask_order, options_.curvature_kernel);
   return merge_weights(mixture, scores_UN).squeeze(-1);
 }
 

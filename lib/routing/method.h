@@ -20,7 +20,7 @@ using MakeLayer = std::function<std::shared_ptr<ExpertLayer>(const LayerPlace& p
 struct ConfiguredMethod {
   MakeLayer make_layer;
   bool depends_on_padding = false;  ///< how far a batch is padded changes its results
-  bool is_for_cpu = false;          ///< a kernel is forced that needs the CPU and float32 or wider
+  bool needs_cpu = false, needs_float32 = false;  ///< for a kernel that is forced
 };
 
 /// An expert method as recipes name it.
@@ -44,7 +44,7 @@ struct ExpertOptions {
   std::vector<std::string> linears;  ///< which projections; empty: all of the feed-forward
   MakeLayer make_layer;
   bool depends_on_padding = false;   ///< batches must be padded to the task's max_length, and not sorted by length
-  bool is_for_cpu = false;           ///< a kernel is forced that needs the CPU and float32 or wider
+  bool needs_cpu = false, needs_float32 = false;  ///< for a kernel that is forced
 
   /// @throws UserError for unknown names (with the nearest one), values out of range and what does not go together
   static ExpertOptions read(io::JsonObject options);

@@ -61,7 +61,8 @@ ExpertOptions ExpertOptions::read(io::JsonObject options) {
   auto configured = method.configure(options, profile);
   result.make_layer = std::move(configured.make_layer);
   result.depends_on_padding = configured.depends_on_padding;
-  result.is_for_cpu = configured.is_for_cpu;
+  result.needs_cpu = configured.needs_cpu;
+  result.needs_float32 = configured.needs_float32;
   options.finish();
   return result;
 }

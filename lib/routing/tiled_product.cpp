@@ -31,7 +31,9 @@ struct TiledProduct : torch::autograd::Function<TiledProduct> {
     context->save_for_backward({x, terms, base, scores});
     auto y = torch::empty({x.size(0), x.size(1), terms.size(1)}, x.options().requires_grad(false));
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "tiled_product", [&] {
-      kernel<scalar_t>(x, terms, base, scores).forward(y.mutable_data_ptr<scalar_t>());
+      const auto product = kernel<scalar_t>(x, terms, base, scores);
+      auto work_space = torch::empty({x.size(0) * x.size(2) * product.padded_tokens()}, y.options());
+      product.forward(y.mutable_data_ptr<scalar_t>(), work_space.template mutable_data_ptr<scalar_t>());
     });
     return y;
   }
@@ -40,9 +42,10 @@ struct TiledProduct : torch::autograd::Function<TiledProduct> {
                                                  torch::autograd::variable_list upstream) {
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &terms = saved[1], &base = saved[2], &scores = saved[3];
+    TORCH_CHECK(!at::GradMode::is_enabled(), "tiled_product has no second derivative");
     const auto dy = upstream[0].contiguous();
     auto dx = context->needs_input_grad(0) ? torch::empty_like(x) : Tensor();
-    auto dbase = base.defined() ? torch::empty_like(base) : Tensor();
+    auto dbase = base.defined() && base.requires_grad() ? torch::empty_like(base) : Tensor();
     auto dscores = torch::empty_like(scores);
     auto leaf = terms.is_leaf() && terms.requires_grad() ? terms : Tensor();
     const bool fresh = !leaf.defined() || !leaf.grad().defined();
@@ -70,6 +73,10 @@ bool can_tile_product(const Tensor& x_BTI, const Tensor& terms_NOI) {
 }
 
 Tensor tiled_product(const Tensor& x_BTI, const Tensor& terms_NOI, const Tensor& base_OI, const Tensor& scores_BN) {
+  TORCH_CHECK(x_BTI.dim() == 3 && terms_NOI.dim() == 3 && x_BTI.size(2) == terms_NOI.size(2), "x ", x_BTI.sizes(),
+              " does not fit terms ", terms_NOI.sizes());
+  TORCH_CHECK(scores_BN.sizes() == at::IntArrayRef({x_BTI.size(0), terms_NOI.size(0)}), "scores are ", scores_BN.sizes());
+  TORCH_CHECK(!base_OI.defined() || base_OI.sizes() == terms_NOI.sizes().slice(1), "the base is ", base_OI.sizes());
   return TiledProduct::apply(x_BTI.contiguous(), terms_NOI.contiguous(),
                              base_OI.defined() ? std::optional<Tensor>(base_OI.contiguous()) : std::nullopt,
                              scores_BN.contiguous());

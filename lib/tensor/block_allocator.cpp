@@ -3,7 +3,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <map>
 #include <mutex>
@@ -15,11 +18,11 @@ namespace {
 
 constexpr std::size_t kSmallest = std::size_t{1} << 20, kRounding = std::size_t{1} << 18, kHugePage = std::size_t{2} << 20;
 
-/// A mapping whose address is a multiple of the size of a huge page.
+/// A mapping whose address is a multiple of the size of a huge page; null when there is no memory.
 void* map_block(std::size_t bytes) {
   const auto room = bytes + kHugePage;
   void* raw = ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) throw std::bad_alloc();
+  if (raw == MAP_FAILED) return nullptr;
   auto* begin = static_cast<char*>(raw);
   const auto skipped = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
   if (skipped > 0) ::munmap(begin, skipped);
@@ -33,10 +36,13 @@ class BlockAllocator final : public c10::Allocator {
   explicit BlockAllocator(c10::Allocator& small) : small_(small) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes < kSmallest) return small_.allocate(bytes);
-    void* block = take((bytes + kRounding - 1) / kRounding * kRounding);
+    // Freed by `release` too: LibTorch also frees memory by `raw_deleter` alone, whatever its size.
+    void* block = bytes < kSmallest ? small_.allocate(bytes).release_context()
+                                    : take((bytes + kRounding - 1) / kRounding * kRounding);
     return {block, block, release, at::Device(at::kCPU)};
   }
+
+  c10::DeleterFnPtr raw_deleter() const override { return release; }
 
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
 
@@ -54,12 +60,14 @@ class BlockAllocator final : public c10::Allocator {
       block = fitting->second->block;
       bytes = fitting->first;
       forget(fitting);
+    } else if ((block = map_block(bytes)) == nullptr) {
+      shrink_to(0);
+      if ((block = map_block(bytes)) == nullptr) throw std::bad_alloc();
     }
+    sizes_.emplace(block, bytes);
     in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
-    shrink();
-    if (block == nullptr) block = map_block(bytes);
-    sizes_.emplace(block, bytes);
+    shrink_to(peak_ + peak_ / 8);
     return block;
   }
 
@@ -68,13 +76,17 @@ class BlockAllocator final : public c10::Allocator {
   void keep(void* block) {
     const std::lock_guard lock(mutex_);
     const auto found = sizes_.find(block);
+    if (found == sizes_.end()) {
+      small_.raw_deleter()(block);
+      return;
+    }
     const auto bytes = found->second;
     sizes_.erase(found);
     in_use_ -= bytes;
     by_age_.push_back({bytes, block});
     by_size_.emplace(bytes, std::prev(by_age_.end()));
     kept_ += bytes;
-    shrink();
+    shrink_to(peak_ + peak_ / 8);
   }
 
   void forget(std::multimap<std::size_t, std::list<Kept>::iterator>::iterator entry) {
@@ -83,8 +95,9 @@ class BlockAllocator final : public c10::Allocator {
     by_size_.erase(entry);
   }
 
-  void shrink() {
-    while (kept_ > 0 && in_use_ + kept_ > peak_ + peak_ / 8) {
+  /// Gives kept blocks back until they and those in use are no more than `bytes`.
+  void shrink_to(std::size_t bytes) {
+    while (kept_ > 0 && in_use_ + kept_ > bytes) {
       const auto oldest = by_age_.front();
       auto entry = by_size_.lower_bound(oldest.bytes);
       while (entry->second->block != oldest.block) ++entry;

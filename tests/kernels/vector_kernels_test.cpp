@@ -249,7 +249,8 @@ void check_merged_product(const VectorKernels<T>& vectors, Index b, Index t, Ind
     }
   }
   std::vector<T> got_y(y.size()), got_dx(x.size()), got_terms(terms.size()), got_base(base.size()), got_scores(scores.size());
-  p.forward(got_y.data());
+  std::vector<T> work_space(static_cast<std::size_t>(b * i * p.padded_tokens()));
+  p.forward(got_y.data(), work_space.data());
   p.backward_input(dy.data(), got_dx.data());
   p.backward_weights(dy.data(), got_terms.data(), false, has_base ? got_base.data() : nullptr, got_scores.data());
   const auto width = std::sqrt(static_cast<double>(i * n)), depth = std::sqrt(static_cast<double>(b * t * n));
@@ -262,7 +263,7 @@ void check_merged_product(const VectorKernels<T>& vectors, Index b, Index t, Ind
   auto pieces = p;
   pieces.parallel = in_pieces;
   const auto first_y = got_y;
-  pieces.forward(got_y.data());
+  pieces.forward(got_y.data(), work_space.data());
   CHECK(first_y == got_y);
   pieces.backward_weights(dy.data(), got_terms.data(), true, nullptr, got_scores.data());  // added: twice as much
   for (auto& v : dterms) v *= 2.0;
@@ -324,6 +325,9 @@ TEST_CASE("merged products in tiles equal merging first, at odd sizes", "[kernel
     for (const bool has_base : {false, true}) {
       check_merged_product(vectors, 3, 5, 2, 7, 11, has_base);
       check_merged_product(vectors, 9, 1, 3, 16, 16, has_base);
+      check_merged_product(vectors, 0, 4, 2, 3, 5, has_base);
+      check_merged_product(vectors, 2, 0, 2, 3, 5, has_base);
+      check_merged_product(vectors, 1, 1, 1, 1, 1, has_base);
       check_merged_product(vectors, 2, 17, 1, 70, 600, has_base);   // several tiles across
       check_merged_product(vectors, 5, 3, 7, 300, 129, has_base);  // several tiles down, a group that is not full
     }
