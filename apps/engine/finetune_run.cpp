@@ -92,10 +92,11 @@ evaluation::TrainingLoss training_loss(const FinetunePlan& plan, const Dataset& 
   const auto& origin = plan.training.training_origin;
   const auto& labels = dataset.data.labels;
   const bool has_weights = loss.balanced || !loss.class_weights.empty();
-  if (has_weights && plan.task.kind != tasks::Kind::kClassification) {
-    fail("{}/class_weights: task \"{}\" has no classes; remove them", origin, plan.task.name);
+  if (has_weights && (plan.task.kind != tasks::Kind::kClassification || plan.task.text_to_text)) {
+    fail("{}/class_weights: task \"{}\" {}; remove them", origin, plan.task.name,
+         plan.task.text_to_text ? "trains on the tokens of its answers" : "has no classes");
   }
-  if (loss.label_smoothing > 0.0 && plan.task.kind == tasks::Kind::kRegression) {
+  if (loss.label_smoothing > 0.0 && plan.task.kind == tasks::Kind::kRegression && !plan.task.text_to_text) {
     fail("{}/label_smoothing: task \"{}\" predicts a number; remove it", origin, plan.task.name);
   }
   if (loss.balanced) loss.class_weights = evaluation::balanced_weights(dataset.train, labels, origin + "/class_weights");

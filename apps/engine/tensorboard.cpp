@@ -1,5 +1,6 @@
 #include "tensorboard.h"
 
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -13,8 +14,9 @@ std::function<void(const io::Json& line)> tensorboard_observer(const std::filesy
     std::vector<std::pair<std::string, double>> scalars;
     const auto add = [&](const std::string& group, const io::Json& values) {
       for (const auto& [name, value] : values.items()) {
-        // Whole numbers are counts (step, n) and null is an undefined metric.
-        if (value.is_number_float() && name != "epoch") scalars.emplace_back(group + "/" + name, value.get<double>());
+        // Whole numbers are counts (step, n); null is an undefined metric, as is the norm of a skipped step.
+        if (!value.is_number_float() || name == "epoch" || !std::isfinite(value.get<double>())) continue;
+        scalars.emplace_back(group + "/" + name, value.get<double>());
       }
     };
     if (const auto splits = line.find("evaluation"); splits != line.end()) {

@@ -189,6 +189,18 @@ TEST_CASE("--overwrite deletes a run only when the new one can start", "[cli]") 
   CHECK_FALSE(fs::exists(project / "out/checkpoints/step-1"));
 }
 
+TEST_CASE("class weights are refused where the answer is a text", "[cli]") {
+  Mistakes m;
+  const fs::path sst2 = m.project / "SST-2";
+  fs::create_directories(sst2);
+  for (const char* file : {"train.tsv", "dev.tsv"}) test::write_text(sst2 / file, "sentence\tlabel\na day\t1\na night\t0\n");
+  auto recipe = m.recipe();
+  recipe["model"]["head"] = "language_model";
+  recipe["task"] = {{"name", "glue/sst2"}, {"data_dir", sst2.string()}, {"format", "text_to_text"}};
+  recipe["training"]["class_weights"] = {1, 2};
+  CHECK_THAT(m.error(recipe), Contains("trains on the tokens of its answers"));
+}
+
 TEST_CASE("length bucketing is refused where results depend on the padding", "[cli]") {
   Mistakes m;
   auto recipe = m.recipe();
