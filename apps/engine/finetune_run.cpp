@@ -555,9 +555,11 @@ Json FinetuneRun::run(const fs::path& folder) {
     return plan_.task.text_to_text ? objective_.text_batch(members(examples)) : objective_.batch(members(examples));
   };
   run.count_units = [this, batch_of, members](std::span<const std::size_t> examples, std::int64_t epoch) {
-    // Sentences count one each; targets have to be made to be counted.
-    return plan_.task.is_sequence_to_sequence() ? batch_of(examples, epoch).num_units
-                                                : objective_.training_weight(members(examples));
+    if (plan_.task.span_corruption) return batch_of(examples, epoch).num_units;  // made anew in every epoch
+    if (!plan_.task.text_to_text) return objective_.training_weight(members(examples));
+    double tokens = 0.0;
+    for (const auto* example : members(examples)) tokens += static_cast<double>(example->target_ids.size());
+    return tokens;
   };
   run.loss_sum = [this, batch_of](std::span<const std::size_t> examples, std::int64_t epoch,
                                   nn::ForwardContext& context) {
