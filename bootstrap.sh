@@ -69,7 +69,7 @@ install_packages() {
 
 debian_packages() {
   local packages=(g++ cmake ninja-build ccache pkg-config git zlib1g-dev libssl-dev nlohmann-json3-dev libspdlog-dev
-    libfmt-dev libcli11-dev catch2 libsentencepiece-dev)
+    libfmt-dev libcli11-dev catch2 libsentencepiece-dev libyaml-cpp-dev libxxhash-dev libeigen3-dev)
   if [[ -z $torch_dir ]]; then packages+=(python3-venv ca-certificates); fi
 
   if ! command -v dpkg-query >/dev/null; then

@@ -1,0 +1,18 @@
+#include "core/error.h"
+#include "core/suggest.h"
+#include "merging/method.h"
+
+namespace mergex::merging {
+
+std::span<const Method* const> methods() { return {}; }
+
+const Method& find_method(std::string_view name, std::string_view where) {
+  std::vector<std::string> names;
+  for (const auto* method : methods()) {
+    if (method->name == name) return *method;
+    names.emplace_back(method->name);
+  }
+  fail("{}: got \"{}\", no such method{} (mergex merge --list)", where, name, did_you_mean(name, names));
+}
+
+}  // namespace mergex::merging
