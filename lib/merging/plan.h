@@ -22,7 +22,7 @@ struct Model {
 struct PlannedTensor {
   std::string name;
   io::DType dtype = io::DType::kF32;  ///< as written
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape = {};
   bool wide = false;  ///< arithmetic in float64, because an input is float64
 
   struct Origin {
@@ -43,6 +43,7 @@ struct PlannedTensor {
 /// Everything that a merge will do, settled before any tensor is read and any file is written.
 struct MergePlan {
   std::vector<Model> models;
+  std::vector<std::shared_ptr<const io::SafetensorsFile>> statistics;  ///< Fisher information, Gram matrices
   std::vector<std::unique_ptr<const Source>> sources;  ///< what the tensors' origins point to
   std::vector<PlannedTensor> tensors;                  ///< in the order in which they are written
   std::filesystem::path donor;                         ///< folder that config, tokenizer and other files come from
