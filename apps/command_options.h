@@ -19,6 +19,12 @@ struct CommandOptions {
   std::int64_t threads = 0;  ///< 0: all cores
   bool resume = false, overwrite = false, json = false, dry_run = false, list = false;
   int verbosity = 0;  ///< -1 quiet, 1 verbose
+
+  // mergex merge alone
+  std::string explain;                         ///< a tensor of the result
+  std::vector<std::filesystem::path> compare;  ///< --diff: two checkpoints
+  std::filesystem::path verify;                ///< a merged checkpoint
+  std::uint64_t shard_bytes = 5'000'000'000, memory_bytes = 512ull << 20;
 };
 
 }  // namespace mergex

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/bytes.h"
 #include "core/error.h"
 #include "core/suggest.h"
 
@@ -22,7 +23,7 @@ constexpr std::array kSubcommands{
     Subcommand{"finetune", "fine-tune a checkpoint on a task, dense or with experts; one run or a sweep", true},
     Subcommand{"pretrain", "train a language model, from random weights or an upcycled checkpoint", false},
     Subcommand{"eval", "score a checkpoint", false},
-    Subcommand{"merge", "merge checkpoints into one", false},
+    Subcommand{"merge", "merge checkpoints into one, tensor by tensor; reads mergekit's YAML", true},
     Subcommand{"probe", "look inside a model: probing classifiers, similarity, routing", false},
     Subcommand{"ttest", "test whether a difference between runs is real", false},
 };
@@ -31,6 +32,12 @@ constexpr const char* kExamples = R"(
 Examples:
   mergex finetune recipes/quickstart/pretrain.json --dry-run
   mergex finetune recipes/quickstart/pretrain.json --set /training/max_steps=50 --out runs/try
+)";
+
+constexpr const char* kMergeExamples = R"(
+Examples:
+  mergex merge recipes/merging/testament-soup.json --dry-run
+  mergex merge --list
 )";
 
 std::string top_help() {
@@ -59,11 +66,13 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   CommandOptions options;
   options.subcommand = first;
   CLI::App app{std::string(subcommand->summary) + (subcommand->built ? "" : " (not built yet)"), "mergex " + first};
-  if (subcommand->built) app.footer(kExamples);
+  const bool is_merge = first == "merge";
+  if (subcommand->built) app.footer(is_merge ? kMergeExamples : kExamples);
+  std::string shard_size = "5GB", memory = "512MiB";
   std::string out, device = options.device;
   std::int64_t seed = 0;
   bool quiet = false, verbose = false;
-  app.add_option("recipe", options.recipe, "recipe (JSON)");
+  app.add_option("recipe", options.recipe, is_merge ? "recipe (JSON), or a mergekit configuration (YAML)" : "recipe (JSON)");
   app.add_option("--set", options.sets, "/pointer=value: change the recipe; JSON, or a plain string (repeatable)")
       ->allow_extra_args(false);
   const auto* out_option = app.add_option("--out", out, "folder of the run (default: runs/<recipe name>)");
@@ -79,6 +88,13 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   app.add_flag("--json", options.json, "results as JSON on stdout");
   app.add_flag("--quiet", quiet, "warnings and results only");
   app.add_flag("-v,--verbose", verbose, "say more");
+  if (is_merge) {
+    app.add_option("--shard-size", shard_size, "largest file of weights")->capture_default_str();
+    app.add_option("--memory", memory, "memory to work in, beside the files' pages that the system caches")->capture_default_str();
+    app.add_option("--explain", options.explain, "say where each value of this tensor comes from; write nothing");
+    app.add_option("--diff", options.compare, "compare two checkpoints tensor by tensor")->expected(2);
+    app.add_option("--verify", options.verify, "hash a merged folder again and compare with its manifest.json");
+  }
   try {
     app.parse(argc - 1, argv + 1);
   } catch (const CLI::CallForHelp&) {
@@ -106,7 +122,12 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   if (options.resume && options.overwrite) fail("--resume and --overwrite exclude each other; keep one");
   if (quiet && verbose) fail("--quiet and --verbose exclude each other; keep one");
   if (!subcommand->built) {
-    fail("mergex {} is not built yet; finetune is the one subcommand that runs so far", first);
+    fail("mergex {} is not built yet; finetune and merge are the subcommands that run so far", first);
+  }
+  if (is_merge) {
+    options.shard_bytes = parse_bytes(shard_size, "--shard-size");
+    options.memory_bytes = parse_bytes(memory, "--memory");
+    if (!options.compare.empty() || !options.verify.empty()) return options;  // no recipe
   }
   if (options.recipe.empty() && !options.list) fail("which recipe? (mergex {} RECIPE, see mergex {} --help)", first, first);
   if (!options.list && !std::filesystem::exists(options.recipe)) {  // sooner than the engine would be loaded

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "engine_library.h"
+#include "merge.h"
 
 namespace {
 
@@ -17,7 +18,9 @@ int run(int argc, const char* const* argv) {
     fmt::print("{}", *text);
     return 0;
   }
-  return mergex::run_in_engine(std::get<mergex::CommandOptions>(parsed));
+  const auto& options = std::get<mergex::CommandOptions>(parsed);
+  if (options.subcommand == "merge") return mergex::run_merge(options);
+  return mergex::run_in_engine(options);
 }
 
 }  // namespace

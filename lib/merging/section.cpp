@@ -25,8 +25,8 @@ std::vector<std::string> dtype_names() {
 
 class Reader {
  public:
-  Reader(io::JsonObject object, Json given, RelativeTo relative_to)
-      : object_(std::move(object)), relative_to_(relative_to) {
+  Reader(io::JsonObject object, Json given, RelativeTo relative_to, const std::map<std::string, fs::path>& named)
+      : object_(std::move(object)), relative_to_(relative_to), named_(named) {
     section_.resolved = std::move(given);
   }
 
@@ -83,6 +83,7 @@ class Reader {
   }
 
   fs::path absolute(const std::string& text, const std::string& where) const {
+    if (const auto earlier = named_.find(text); earlier != named_.end()) return fs::absolute(earlier->second);
     const fs::path path = text;
     const auto recipe_folder = fs::absolute(fs::path(where.substr(0, where.find('#'))).parent_path());
     if (path.is_absolute()) return path.lexically_normal();
@@ -333,6 +334,7 @@ class Reader {
 
   io::JsonObject object_;
   RelativeTo relative_to_;
+  const std::map<std::string, fs::path>& named_;
   MergeSection section_;
 };
 
@@ -350,9 +352,9 @@ std::string_view torch_dtype_name(io::DType dtype) {
   return found == kDTypes.end() ? std::string_view() : found->first;
 }
 
-MergeSection read_merge_section(io::JsonObject& root, RelativeTo relative_to) {
+MergeSection read_merge_section(io::JsonObject& root, RelativeTo relative_to, const std::map<std::string, fs::path>& named) {
   auto given = root.peek("merge");
-  return Reader(root.required_object("merge"), std::move(given), relative_to).read();
+  return Reader(root.required_object("merge"), std::move(given), relative_to, named).read();
 }
 
 }  // namespace mergex::merging

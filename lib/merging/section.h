@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -91,9 +92,11 @@ enum class RelativeTo {
   kWorkingDir,  ///< mergekit's: to the working directory; where nothing is there, to the recipe's folder
 };
 
-/// @param root  the recipe; `merge` is claimed
+/// @param root   the recipe; `merge` is claimed
+/// @param named  results of earlier merges of the same file, which models may be called by
 /// @throws UserError for everything that is wrong with it and missing folders
-MergeSection read_merge_section(io::JsonObject& root, RelativeTo relative_to);
+MergeSection read_merge_section(io::JsonObject& root, RelativeTo relative_to,
+                                const std::map<std::string, std::filesystem::path>& named = {});
 
 /// "float32", "torch.bfloat16" -> the type; nullopt for what is no type to merge in.
 std::optional<io::DType> parse_torch_dtype(std::string_view name);

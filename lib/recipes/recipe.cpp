@@ -133,25 +133,26 @@ void merge_patch(io::JsonDocument& target, const Json& patch, const std::string&
   merge_at(target.value, patch, "", origin, target.origins);
 }
 
-Recipe read_recipe(const fs::path& file, std::span<const std::string> sets, std::optional<std::int64_t> seed) {
-  Recipe recipe{.file = file, .name = file.stem().string(), .document = std::make_shared<io::JsonDocument>()};
-  auto& document = *recipe.document;
-  document.file = file.string();
-  document.value = Json::object();
-  std::vector<fs::path> open;
-  read_with_bases(file, open, document);
-  for (const auto& assignment : sets) apply_set(document, assignment, "--set");
+Recipe changed_recipe(io::JsonDocument document, std::span<const std::string> sets, std::optional<std::int64_t> seed) {
+  Recipe recipe{.file = document.file, .name = fs::path(document.file).stem().string(),
+                .document = std::make_shared<io::JsonDocument>(std::move(document))};
+  for (const auto& assignment : sets) apply_set(*recipe.document, assignment, "--set");
+  const auto& value = recipe.document->value;
   if (seed) {
-    if (const auto sweep = document.value.find("sweep"); sweep != document.value.end() && sweep->is_object() &&
-                                                          sweep->contains("/seed")) {
+    if (const auto sweep = value.find("sweep"); sweep != value.end() && sweep->is_object() && sweep->contains("/seed")) {
       fail("--seed: the recipe sweeps over /seed; use --set '/sweep/~1seed=[{}]'", *seed);
     }
-    apply_set(document, fmt::format("/seed={}", *seed), "--seed");
+    apply_set(*recipe.document, fmt::format("/seed={}", *seed), "--seed");
   }
-  if (const auto name = document.value.find("name"); name != document.value.end() && name->is_string()) {
-    recipe.name = name->get<std::string>();
-  }
+  if (const auto name = value.find("name"); name != value.end() && name->is_string()) recipe.name = name->get<std::string>();
   return recipe;
+}
+
+Recipe read_recipe(const fs::path& file, std::span<const std::string> sets, std::optional<std::int64_t> seed) {
+  io::JsonDocument document{.value = Json::object(), .file = file.string(), .origins = {}};
+  std::vector<fs::path> open;
+  read_with_bases(file, open, document);
+  return changed_recipe(std::move(document), sets, seed);
 }
 
 std::vector<SweepRow> expand_sweep(const Recipe& recipe) {

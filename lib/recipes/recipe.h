@@ -27,6 +27,9 @@ struct Recipe {
 Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> sets,
                    std::optional<std::int64_t> seed);
 
+/// The same for a document that was read in another way (YAML).
+Recipe changed_recipe(io::JsonDocument document, std::span<const std::string> sets, std::optional<std::int64_t> seed);
+
 /// One combination of a recipe's `sweep`.
 struct SweepRow {
   std::vector<std::pair<std::string, std::string>> labels;  ///< axis pointer, label of its value

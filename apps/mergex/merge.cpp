@@ -1,0 +1,138 @@
+#include "merge.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/log.h"
+#include "io/yaml.h"
+#include "merge_text.h"
+#include "merging/diff.h"
+#include "merging/execute.h"
+#include "merging/mergekit_recipe.h"
+#include "merging/planner.h"
+#include "merging/verify.h"
+#include "recipes/recipe.h"
+
+namespace mergex {
+namespace fs = std::filesystem;
+using io::Json;
+
+namespace {
+
+bool is_yaml(const fs::path& file) { return file.extension() == ".yaml" || file.extension() == ".yml"; }
+
+// One merge of a file: a recipe is one, mergekit's YAML may hold several that build on each other.
+std::vector<recipes::Recipe> read_recipes(const CommandOptions& options) {
+  if (!is_yaml(options.recipe)) return {recipes::read_recipe(options.recipe, options.sets, options.seed)};
+  std::vector<recipes::Recipe> all;
+  for (const auto& document : io::read_yaml(options.recipe)) {
+    all.push_back(recipes::changed_recipe(merging::recipe_from_mergekit(document), options.sets, options.seed));
+  }
+  return all;
+}
+
+// A line that renews itself on a terminal; elsewhere one line in ten seconds.
+class Progress {
+ public:
+  void operator()(std::uint64_t done, std::uint64_t total, std::string_view tensor) {
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    if (std::chrono::duration<double>(now - last_).count() < 0.2) return;
+    last_ = now;
+    const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
+    const auto left_s = rate > 0.0 ? static_cast<double>(total - done) / rate : 0.0;
+    const auto line = fmt::format("merge {:3.0f} % | {} of {} | {:.2f} GB/s | {:.0f} s left | {}",
+                                  100.0 * static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)),
+                                  bytes_text(done), bytes_text(total), rate / 1e9, left_s, tensor);
+    if (!log::status(line) && std::chrono::duration<double>(now - last_line_).count() > 10.0) {
+      last_line_ = now;
+      log::info("{}", line);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now(), last_ = start_, last_line_ = start_;
+};
+
+merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std::map<std::string, fs::path>& named) {
+  auto resolved = std::make_shared<Json>(Json::object());
+  io::JsonObject root(recipe.document, resolved);
+  root.maybe<std::string>("name");
+  root.maybe<std::string>("description");
+  std::int64_t seed = 0;
+  root.optional("seed", seed, {.at_least = 0});
+  const auto section = merging::read_merge_section(
+      root, is_mergekit ? merging::RelativeTo::kWorkingDir : merging::RelativeTo::kRecipe, named);
+  root.finish();
+  auto plan = merging::plan_merge(section, static_cast<std::uint64_t>(seed));
+  Json whole{{"name", recipe.name}, {"seed", seed}, {"merge", std::move(plan.resolved)}};
+  plan.resolved = std::move(whole);
+  for (const auto& warning : plan.warnings) log::warn("{}", warning);
+  return plan;
+}
+
+int merge_all(const CommandOptions& options) {
+  auto recipes = read_recipes(options);
+  const bool is_mergekit = is_yaml(options.recipe);
+  const auto out = options.out.value_or(fs::path("runs") / recipes.back().name);
+  const auto threads = options.threads > 0 ? static_cast<std::size_t>(options.threads)
+                                           : std::max<std::size_t>(1, std::thread::hardware_concurrency());
+  std::map<std::string, fs::path> named;
+  for (std::size_t i = 0; i < recipes.size(); ++i) {
+    const bool is_last = i + 1 == recipes.size();
+    if (!is_last && !recipes[i].document->value.contains("name")) {
+      fail("{}: document {} of {} has no \"name\"; only the last may be without", options.recipe.string(), i + 1, recipes.size());
+    }
+    const auto folder = is_last ? out : fs::path(out.string() + "." + recipes[i].name);
+    const bool only_shows = options.dry_run || !options.explain.empty();
+    if (!only_shows) merging::check_output(folder, options.resume, options.overwrite);
+    const auto plan = plan_of(recipes[i], is_mergekit, named);
+    if (only_shows) {
+      if (options.json) {
+        fmt::print("{}\n", plan_json(plan).dump(2));
+      } else if (options.dry_run) {
+        fmt::print("{}", plan_text(plan));
+      } else {
+        fmt::print("{}", explain_text(plan, options.explain));
+      }
+      if (!is_last) log::info("{} more merges of this file build on the result, so they are not planned", recipes.size() - i - 1);
+      return 0;
+    }
+    Progress progress;
+    const auto done = merging::execute(plan, {.out = folder,
+                                              .shard_bytes = options.shard_bytes,
+                                              .memory_bytes = options.memory_bytes,
+                                              .threads = threads,
+                                              .resume = options.resume,
+                                              .overwrite = options.overwrite,
+                                              .progress = std::ref(progress)});
+    if (options.json) {
+      fmt::print("{}\n", Json{{"out", folder.string()}, {"tensors", plan.tensors.size()}, {"bytes", done.bytes}, {"seconds", done.seconds}}.dump());
+    } else {
+      fmt::print("{}: {} tensors, {} in {:.1f} s\n", folder.string(), plan.tensors.size(), bytes_text(done.bytes), done.seconds);
+    }
+    if (!is_last) named.emplace(recipes[i].name, folder);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int run_merge(const CommandOptions& options) {
+  log::set_level(options.verbosity < 0 ? log::Level::kWarn : options.verbosity > 0 ? log::Level::kDebug : log::Level::kInfo);
+  install_signal_handlers();
+  if (options.list) {
+    fmt::print("{}", options.json ? method_list_json().dump(2) + "\n" : method_list_text());
+    return 0;
+  }
+  return merge_all(options);
+}
+
+}  // namespace mergex
