@@ -35,7 +35,16 @@ class StoredTensor final : public Source {
 
  private:
   const io::TensorView* view_;
-  std::optional<io::DType> cast_;  // empty where the view has this type already
+  std::optional<io::DType> cast_;  // empty where it would change no value
 };
+
+/// Stored floating-point values -> T, exactly (float64 -> float rounds to nearest even). `from` may be unaligned.
+/// @throws std::logic_error for a type of integers
+void widen_values(io::DType dtype, std::int64_t count, const void* from, float* to);
+void widen_values(io::DType dtype, std::int64_t count, const void* from, double* to);
+/// T -> stored values with one rounding to nearest even; NaN becomes the positive quiet NaN. `to` may be unaligned.
+/// @return how many results are not finite
+std::int64_t narrow_values(io::DType dtype, std::int64_t count, const float* from, void* to);
+std::int64_t narrow_values(io::DType dtype, std::int64_t count, const double* from, void* to);
 
 }  // namespace mergex::merging
