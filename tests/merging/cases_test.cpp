@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -140,9 +142,8 @@ TEST_CASE("T3: an index that lists the aliases of a shared tensor", "[merging][l
     const test::TemporaryFolder folder;
     std::vector<MadeTensor> tensors{{"shared.weight", {13, 8}}, {"encoder.final_layer_norm.weight", {8}}, {"decoder.final_layer_norm.weight", {8}}};
     for (const auto* stack : {"encoder.block.0.layer.1.", "decoder.block.0.layer.2."}) {
-      for (const auto* name : gated ? std::initializer_list<const char*>{"wi_0", "wi_1", "wo"} : std::initializer_list<const char*>{"wi", "wo"}) {
-        tensors.push_back({stack + std::string("DenseReluDense.") + name + ".weight", {8, 8}});
-      }
+      const std::vector<std::string> linears = gated ? std::vector<std::string>{"wi_0", "wi_1", "wo"} : std::vector<std::string>{"wi", "wo"};
+      for (const auto& name : linears) tensors.push_back({stack + std::string("DenseReluDense.") + name + ".weight", {8, 8}});
     }
     const Json config{{"model_type", "t5"}, {"num_layers", 1}, {"num_decoder_layers", 1}, {"vocab_size", 13}};
     for (const auto* model : {"base", "a"}) {

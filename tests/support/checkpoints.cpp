@@ -1,5 +1,7 @@
 #include "support/checkpoints.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
