@@ -1,6 +1,7 @@
 #include "merging/magnitude.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "core/error.h"
@@ -18,13 +19,35 @@ double threshold_value(const RankBoundary<T>& boundary) {
   return boundary.found ? static_cast<double>(std::bit_cast<T>(boundary.magnitude)) : 0.0;
 }
 
+/// Values by whose magnitude a run is ranked: its own, or what is left of them in a 16-bit type.
+template <class T>
+class Keys {
+ public:
+  Keys(std::optional<io::DType> rounded_to, std::int64_t count, const T* values) : keys_(values) {
+    if (!rounded_to) return;
+    std::array<std::uint16_t, kBlock> stored;
+    narrow_values(*rounded_to, count, values, stored.data());
+    widen_values(*rounded_to, count, stored.data(), buffer_.data());
+    keys_ = buffer_.data();
+  }
+  Keys(const Keys&) = delete;
+  Keys& operator=(const Keys&) = delete;
+  const T* data() const { return keys_; }
+
+ private:
+  const T* keys_;
+  std::array<T, kBlock> buffer_;
+};
+
 template <class T>
 class BandSparsifier final : public Sparsifier<T> {
  public:
-  BandSparsifier(const std::vector<RankBandSize>& sizes, std::int64_t num_elements)
-      : num_elements_(num_elements),
+  BandSparsifier(const std::vector<RankBandSize>& sizes, const TensorContext& context)
+      : num_elements_(context.num_elements()),
+        rounded_to_(context.dialect == Dialect::kMergekit ? context.native : std::nullopt),
         sizes_(sizes),
-        search_(sizes.size(), std::ranges::any_of(sizes, [](const auto& s) { return s.first > 0; }) ? 2 : 1) {
+        search_(sizes.size(), std::ranges::any_of(sizes, [](const auto& s) { return s.first > 0; }) ? 2 : 1,
+                rounded_to_ == io::DType::kBF16 ? kPasses / 2 : kPasses) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       search_.set_rank(i, 0, sizes[i].last);
       if (search_.ranks_per_stream() == 2) search_.set_rank(i, 1, sizes[i].first);
@@ -37,22 +60,26 @@ class BandSparsifier final : public Sparsifier<T> {
   bool wants(int pass) const override { return pass == kPasses ? band_.wants_ties() : search_.wants(pass); }
 
   void gather(int pass, const Run<T>& run, const T* delta) const override {
-    if (pass == kPasses) {
-      band_.gather_ties(run.input, values_of(run, delta), run.sums);
-    } else {
-      search_.gather(pass, run.input, values_of(run, delta), run.counts);
-    }
+    over_keys(run, delta, [&](std::int64_t, std::span<const T> keys) {
+      if (pass == kPasses) {
+        band_.gather_ties(run.input, keys, run.sums);
+      } else {
+        search_.gather(pass, run.input, keys, run.counts);
+      }
+    });
   }
   void finish(int pass, const Totals& totals) override {
     if (pass == kPasses) {
-      band_.finish_ties(totals.unit_sums);
+      band_.finish_ties(totals);
     } else {
       search_.finish(pass, totals.counts);
     }
   }
 
   void keep(const Run<T>& run, T* delta) const override {
-    band_.keep(run.input, run.unit, values_of(run, delta), delta, run.state);
+    over_keys(run, delta, [&](std::int64_t begin, std::span<const T> keys) {
+      band_.keep(run.input, run.unit, keys, delta + begin, run.state);
+    });
   }
 
   void report(io::Json& entry) const override {
@@ -67,8 +94,18 @@ class BandSparsifier final : public Sparsifier<T> {
   }
 
  private:
+  template <class Body>
+  void over_keys(const Run<T>& run, const T* delta, Body body) const {
+    for (std::int64_t begin = 0; begin < run.count; begin += kBlock) {
+      const auto count = std::min(kBlock, run.count - begin);
+      const Keys<T> keys(rounded_to_, count, delta + begin);
+      body(begin, std::span(keys.data(), static_cast<std::size_t>(count)));
+    }
+  }
+
   static constexpr int kPasses = RankSearch<T>::kPasses;
   std::int64_t num_elements_;
+  std::optional<io::DType> rounded_to_;
   std::vector<RankBandSize> sizes_;
   RankSearch<T> search_;
   RankBand<T> band_{search_};
@@ -97,7 +134,7 @@ class GlobalSparsifier final : public Sparsifier<float> {
   }
   void finish(int pass, const Totals& totals) override {
     if (pass == kPasses) {
-      band_.finish_ties(totals.unit_sums);
+      band_.finish_ties(totals);
     } else {
       trim_->add(totals.counts);
     }
@@ -132,7 +169,7 @@ std::unique_ptr<Sparsifier<T>> keep_band(
     const TensorContext& context, const std::function<RankBandSize(const TensorContext::Input&, std::int64_t)>& band) {
   std::vector<RankBandSize> sizes;
   for (const auto& input : context.inputs) sizes.push_back(band(input, context.num_elements()));
-  return std::make_unique<BandSparsifier<T>>(sizes, context.num_elements());
+  return std::make_unique<BandSparsifier<T>>(sizes, context);
 }
 
 template std::unique_ptr<Sparsifier<float>> keep_band(

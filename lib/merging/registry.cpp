@@ -1,3 +1,5 @@
+#include <array>
+
 #include "core/error.h"
 #include "core/suggest.h"
 #include "merging/methods.h"
@@ -6,9 +8,29 @@ namespace mergex::merging {
 
 namespace {
 
-constexpr std::array kMethods{&kLinear,      &kUniformSoup,     &kSlerp,      &kNuslerp,    &kMultislerp, &kKarcher,
-                              &kTaskArithmetic, &kTies,         &kDareLinear, &kDareTies,   &kDella,      &kDellaLinear,
-                              &kBreadcrumbs, &kBreadcrumbsTies, &kModelStock};
+constexpr std::array kMethods{&kLinear,
+                              &kUniformSoup,
+                              &kSlerp,
+                              &kNuslerp,
+                              &kMultislerp,
+                              &kKarcher,
+                              &kTaskArithmetic,
+                              &kTies,
+                              &kDareLinear,
+                              &kDareTies,
+                              &kDella,
+                              &kDellaLinear,
+                              &kBreadcrumbs,
+                              &kBreadcrumbsTies,
+                              &kSce,
+                              &kModelStock,
+                              &kNearswap,
+                              &kArceeFusion,
+                              &kRam,
+                              &kRamplusTl,
+                              &kPassthrough,
+                              &kFisher,
+                              &kRegmean};
 
 }  // namespace
 

@@ -18,8 +18,8 @@ int digit_shift(int pass) {
 }  // namespace
 
 template <class T>
-RankSearch<T>::RankSearch(std::size_t num_streams, std::size_t ranks_per_stream)
-    : ranks_per_stream_(ranks_per_stream), boundaries_(num_streams * ranks_per_stream) {}
+RankSearch<T>::RankSearch(std::size_t num_streams, std::size_t ranks_per_stream, int num_digits)
+    : ranks_per_stream_(ranks_per_stream), num_digits_(num_digits), boundaries_(num_streams * ranks_per_stream) {}
 
 template <class T>
 void RankSearch<T>::set_rank(std::size_t stream, std::size_t slot, std::int64_t rank) {
@@ -32,7 +32,7 @@ void RankSearch<T>::set_rank(std::size_t stream, std::size_t slot, std::int64_t 
 
 template <class T>
 bool RankSearch<T>::wants(int pass) const {
-  return pass < kPasses && std::ranges::any_of(boundaries_, [](const auto& b) { return b.found; });
+  return pass < num_digits_ && std::ranges::any_of(boundaries_, [](const auto& b) { return b.found; });
 }
 
 template <class T>
@@ -110,14 +110,15 @@ void RankBand<T>::gather_ties(std::size_t stream, std::span<const T> keys, std::
 }
 
 template <class T>
-void RankBand<T>::finish_ties(std::span<const double> unit_sums) {
-  const auto n = num_sums();
-  ties_here_.assign(n, 0);
-  ties_before_.assign(n, 0);
-  ties_before_unit_.resize(unit_sums.size());
-  for (std::size_t i = 0; i < unit_sums.size(); ++i) {
-    ties_before_unit_[i] = ties_here_[i % n];
-    ties_here_[i % n] += static_cast<std::int64_t>(unit_sums[i]);
+void RankBand<T>::finish_ties(const Totals& totals) {
+  ties_here_.assign(num_sums(), 0);
+  ties_before_.assign(num_sums(), 0);
+  ties_before_unit_.clear();
+  for (std::size_t unit = 0; unit < totals.unit_sums.size(); unit += totals.sums.size()) {
+    for (std::size_t boundary = 0; boundary < num_sums(); ++boundary) {
+      ties_before_unit_.push_back(ties_here_[boundary]);
+      ties_here_[boundary] += static_cast<std::int64_t>(totals.unit_sums[unit + boundary]);
+    }
   }
 }
 

@@ -30,7 +30,8 @@ class RankSearch {
  public:
   static constexpr int kPasses = sizeof(T) / 2;
 
-  explicit RankSearch(std::size_t num_streams, std::size_t ranks_per_stream = 1);
+  /// @param num_digits  fewer than kPasses where the lower digits of all values are 0 (bfloat16: 1)
+  explicit RankSearch(std::size_t num_streams, std::size_t ranks_per_stream = 1, int num_digits = kPasses);
 
   /// Before `finish(0)`. A rank of 0 or less stands before every value, one beyond the stream's
   /// length after; neither it nor INT64_MAX is looked for.
@@ -52,6 +53,7 @@ class RankSearch {
 
  private:
   std::size_t ranks_per_stream_;
+  int num_digits_;
   std::vector<RankBoundary<T>> boundaries_;  // [streams, ranks_per_stream]
 };
 
@@ -69,7 +71,8 @@ class RankBand {
 
   bool wants_ties() const;
   void gather_ties(std::size_t stream, std::span<const T> keys, std::span<double> sums) const;
-  void finish_ties(std::span<const double> unit_sums);
+  /// @param totals  of the counting pass; the first `num_sums` of each unit are these
+  void finish_ties(const Totals& totals);
   /// Ties of a boundary in this tensor, and how many lie in tensors before it.
   std::int64_t ties_here(std::size_t boundary) const;
   void set_ties_before(std::size_t boundary, std::int64_t ties);

@@ -91,6 +91,17 @@ std::vector<Case> cases() {
        {{"lambda", 0.7}}},
       {"breadcrumbs_ties_f32math_bf16", &kBreadcrumbsTies, "base", abc, with(w259, {{"density", 0.6}, {"gamma", 0.02}})},
       {"dare_linear_density1_f32", &kDareLinear, "base", {"a", "b"}, {{{"weight", 0.6}}, {{"weight", 0.3}}}},
+      {"sce_f32", &kSce, "base", abc},
+      {"sce_topk_f32", &kSce, "base", abc, {}, {{"select_topk", 0.3}}},
+      {"sce_small_f32", &kSce, "base", {"a", "b"}, {}, {{"select_topk", 0.5}}},
+      {"sce_topk_f32math_bf16", &kSce, "base", abc, {}, {{"select_topk", 0.3}}},
+      {"ram_f32", &kRam, "base", abc, {}, {{"epsilon", 1e-3}}},
+      {"ramplus_tl_f32", &kRamplusTl, "base", abc, {}, {{"epsilon", 1e-3}, {"r", 0.2}, {"alpha", 0.5}}},
+      {"nearswap_f32", &kNearswap, "base", {"b"}, {}, {{"t", 0.003}}},
+      {"arcee_fusion_f32", &kArceeFusion, "base", {"c"}},
+      {"arcee_fusion_native_bf16", &kArceeFusion, "base", {"c"}},
+      {"arcee_fusion_f32math_bf16", &kArceeFusion, "base", {"c"}},
+      {"passthrough_whole_bf16", &kPassthrough, "", {"b"}, {}, {}, true},
       {"model_stock_f32", &kModelStock, "base", abc},
       {"model_stock_filterwise_f32", &kModelStock, "base", abc, {}, {{"filter_wise", 1}}},
       {"model_stock_f32math_bf16", &kModelStock, "base", abc},
@@ -155,6 +166,7 @@ TEST_CASE("methods give the reference numbers", "[merging][golden]") {
       test::InMemory<float> tensor;
       tensor.context = test::context_for(*c.method, view.shape, c.inputs.size(), c.per_input, c.shared);
       tensor.context.name = view.name;
+      if (c.name.ends_with("native_bf16")) tensor.context.native = io::DType::kBF16;
       if (!c.base.empty()) tensor.base = read(*model(c.base).find(view.name));
       tensor.context.has_base = !c.base.empty();
       std::vector<float> largest(static_cast<std::size_t>(view.num_elements()));
