@@ -65,12 +65,13 @@ void RankSearch<T>::finish(int pass, std::span<const std::uint64_t> counts) {
     };
     std::size_t digit = pass == 0 ? kFirstDigits : kDigits;
     std::int64_t here = 0;
-    while (digit > 0) {
+    bool reached = false;
+    while (digit > 0 && !reached) {
       here = count_of(--digit);
-      if (b.above + here >= b.rank) break;
-      b.above += here;
+      reached = b.above + here >= b.rank;
+      if (!reached) b.above += here;
     }
-    if (b.above + here < b.rank) {  // beyond the stream's end
+    if (!reached) {  // beyond the stream's end
       b.found = false;
       b.magnitude = 0;
       continue;

@@ -179,16 +179,22 @@ TEST_CASE("methods give the reference numbers", "[merging][golden]") {
     }
     const double equal = 1.0 - static_cast<double>(total.unequal) / static_cast<double>(total.elements);
     INFO("largest error " << total.worst << ", equal " << equal);
-    if (c.bit_exact) CHECK(total.unequal == 0);
-    if (type == "_f32") {
-      CHECK(total.worst <= (c.method->name == "arcee_fusion" ? INFINITY : 6e-7));
+    const bool native = c.name.ends_with("native_bf16");
+    const bool task_family = c.method->name == "task_arithmetic" || c.method->name == "ties";
+    bool ok = true;
+    if (c.bit_exact) {
+      ok = total.unequal == 0;
+    } else if (c.method->name == "arcee_fusion") {
+      // A selection: near the threshold, float32 noise of the reference decides on up to 0.1 % of the entries.
+      ok = equal >= 0.999;
+    } else if (type == "_f32") {
+      ok = total.worst <= 6e-7;
     } else {
-      const bool task_family = c.method->name == "task_arithmetic" || c.method->name == "ties";
-      const bool native = c.name.find("native") != std::string::npos;
-      CHECK(total.worst <= (native && task_family ? 3.0 : 1.0));
-      if (!native) CHECK(equal >= (c.method->name == "linear" ? 0.98 : 0.999));
+      const double expected_equal = native ? 0.0 : c.method->name == "linear" ? 0.98 : 0.999;
+      ok = total.worst <= (native && task_family ? 3.0 : 1.0) && equal >= expected_equal;
     }
-    test::log_golden("merge method " + c.name, fmt::format("ok, largest error {:.1e}, equal {:.4f}", total.worst, equal));
+    CHECK(ok);
+    test::log_golden("merge method " + c.name, fmt::format("{}, largest error {:.0e}, equal {:.4f}", ok ? "ok" : "FAILED", total.worst, equal));
   }
 }
 
