@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/vocabulary.h"
+
+namespace mergex::merging {
+
+/// What a tokenizer gets in addition. Ids begin behind the highest of its own, so that those keep their meaning.
+struct AddedVocabulary {
+  std::vector<text::Token> tokens = {};      ///< by ascending id; with flags: as added tokens
+  std::vector<text::BpeMerge> merges = {};   ///< of lower priority than the tokenizer's own
+};
+
+/// Merges of other vocabularies that build the tokens that `added` lists. Merges whose result the base has too are left
+/// out: that way a text is segmented as the base does it, and then some neighbours are joined to new tokens.
+std::vector<text::BpeMerge> merges_of_new_tokens(const text::Vocabulary& base,
+                                                 std::span<const text::Vocabulary* const> others,
+                                                 std::span<const text::Token> added);
+
+/// The tokenizer files of `vocabulary` with more tokens, as (name, content): tokenizer.json, else vocab.json and
+/// merges.txt, else vocab.txt; added_tokens.json and tokenizer_config.json where they are there. Its other files
+/// (special_tokens_map.json, chat templates) stay true as they are.
+std::vector<std::pair<std::string, std::string>> extended_tokenizer(const text::Vocabulary& vocabulary,
+                                                                    const AddedVocabulary& added);
+
+}  // namespace mergex::merging
