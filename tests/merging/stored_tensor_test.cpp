@@ -53,10 +53,13 @@ TEST_CASE("a cast rounds once, and is forgotten where it changes nothing", "[mer
   CHECK(got[1] == 1.0f);
 }
 
-TEST_CASE("integers are not merged", "[merging]") {
+TEST_CASE("integers are copied, not read", "[merging]") {
   const std::vector<std::int64_t> positions{0, 1, 2};
   const auto view = view_of(positions, io::DType::kI64);
-  CHECK_THROWS_AS(StoredTensor(view), std::logic_error);
+  const StoredTensor tensor(view);
+  CHECK(tensor.stored() == &view);
+  std::vector<float> values(3);
+  CHECK_THROWS_AS(tensor.read(0, 3, values.data()), std::logic_error);
 }
 
 }  // namespace mergex::merging
