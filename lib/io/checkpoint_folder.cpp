@@ -4,8 +4,11 @@
 #include <array>
 #include <optional>
 #include <set>
+#include <unordered_set>
 
 #include "core/error.h"
+#include "io/atomic_file.h"
+#include "io/plain_json.h"
 
 namespace mergex::io {
 namespace fs = std::filesystem;
@@ -104,10 +107,30 @@ struct Listed {
   std::string tensor, shard;
 };
 
-// In the order of the file.
-std::vector<Listed> read_index(const fs::path& file) {
-  const auto index = read_json(file);
-  const auto where = file.string();
+/// An index as programs write it; nothing for all others, faulty ones among them.
+std::optional<std::vector<Listed>> read_plain_index(std::string_view text) {
+  PlainJsonReader reader(text);
+  std::vector<Listed> entries;
+  std::unordered_set<std::string_view> names, keys;
+  const bool is_read = reader.members([&](std::string_view section) {
+    if (!keys.insert(section).second) return false;
+    return reader.members([&](std::string_view name) {
+      if (section == "weight_map") {
+        std::string_view shard;
+        if (!names.insert(name).second || !reader.string(shard)) return false;
+        entries.push_back({std::string(name), std::string(shard)});
+        return true;
+      }
+      std::int64_t value = 0;  // "metadata": {"total_size": 72}
+      return name == "total_size" && keys.insert(name).second && reader.size(value);
+    });
+  });
+  if (!is_read || !reader.at_end() || !keys.contains("weight_map")) return std::nullopt;
+  return entries;
+}
+
+std::vector<Listed> read_any_index(std::string_view text, const std::string& where) {
+  const auto index = parse_json(text, where);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     fail("{}: holds no \"weight_map\" object; download it again", where);
   }
@@ -116,14 +139,25 @@ std::vector<Listed> read_index(const fs::path& file) {
     if (!shard.is_string()) {
       fail("{}: tensor {}: got {}, expected the name of a file", where, shown(Json(tensor)), shown(shard));
     }
-    if (!is_plain_name(shard.get_ref<const std::string&>())) {
-      fail("{}: tensor {}: got {}, expected the name of a file in the same folder", where, shown(Json(tensor)),
-           shown(shard));
-    }
     entries.push_back({tensor, shard.get<std::string>()});
   }
-  if (entries.empty()) fail("{}: \"weight_map\" is empty; download it again", where);
   return entries;
+}
+
+/// In the order of the file.
+std::vector<Listed> read_index(const fs::path& file) {
+  const auto where = file.string();
+  const auto text = read_file(file);
+  auto entries = read_plain_index(text);
+  if (!entries) entries = read_any_index(text, where);
+  for (const auto& [tensor, shard] : *entries) {
+    if (!is_plain_name(shard)) {
+      fail("{}: tensor {}: got {}, expected the name of a file in the same folder", where, shown(Json(tensor)),
+           shown(Json(shard)));
+    }
+  }
+  if (entries->empty()) fail("{}: \"weight_map\" is empty; download it again", where);
+  return *std::move(entries);
 }
 
 }  // namespace
