@@ -56,6 +56,9 @@ struct TensorContext {
   std::vector<Input> inputs = {};          ///< without the base
   Values shared = {};
   Dialect dialect = Dialect::kMergekit;
+  /// The 16-bit type of all inputs and of the arithmetic that mergekit would do on them (its `dtype` is not wider):
+  /// its dialect ranks task vectors by magnitudes that are rounded to this type.
+  std::optional<io::DType> native = {};
   std::uint64_t seed = 0;
 
   std::int64_t num_elements() const;
