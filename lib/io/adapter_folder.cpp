@@ -321,6 +321,10 @@ void AdapterFolder::check_module(const LoraModule& module, const Ranks& ranks) c
       fail("{}: tensor {} is {}, expected a matrix; adapters of convolutions and of experts are not supported", file,
            shown(Json(factor->name)), shape_text(factor->shape));
     }
+    if (factor->num_elements() == 0) {
+      fail("{}: tensor {} is empty {}; gather its parts before saving (ZeRO-3, FSDP)", file, shown(Json(factor->name)),
+           shape_text(factor->shape));
+    }
   }
   if (module.a->shape[0] != module.b->shape[1]) {
     fail("{}: module \"{}\": A is {} and B is {}, expected [rank, in] and [out, rank]; save the adapter again", file, name,

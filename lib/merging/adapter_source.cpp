@@ -201,6 +201,13 @@ bool is_floating(io::DType dtype) {
   return dtype == io::DType::kF16 || dtype == io::DType::kBF16 || dtype == io::DType::kF32 || dtype == io::DType::kF64;
 }
 
+/// Merged adapters have a bias of B in all modules where one input has one.
+bool is_zero(const io::TensorView& view) {
+  std::vector<double> values(static_cast<std::size_t>(view.num_elements()));
+  widen_part(view, 0, view.num_elements(), values.data());
+  return std::ranges::all_of(values, [](double value) { return value == 0.0; });
+}
+
 /// Whether the embedding is the head as well. Where config.json leaves it open, a language model without a stored head has
 /// no other.
 bool ties_embedding(const io::CheckpointFolder& base) {
@@ -323,6 +330,7 @@ void AppliedAdapter::pair_modules() {
     if (module.bias == nullptr) continue;
 
     const auto bias_name = std::string(module_of(name)) + ".bias";
+    if (base_->find(bias_name) == nullptr && is_zero(*module.bias)) continue;
     auto& bias = change_of(bias_name);
     if (bias.base == nullptr && bias.replaced == nullptr) {
       fail("{}: module \"{}\" has a bias of B (lora_bias), but {} has no \"{}\" to add it to; the adapter belongs to another "

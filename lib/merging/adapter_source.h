@@ -47,7 +47,7 @@ class AppliedAdapter {
   };
 
   /// Pairs every tensor of the adapter with the base's; prefixes that models carry or not, by the class that saved them
-  /// ("model.", "transformer.", ...), are bridged. Reads no values.
+  /// ("model.", "transformer.", ...), are bridged. Reads no values of the base.
   /// @throws UserError for modules that the base lacks (with the nearest name), shapes that do not fit (naming both), and
   ///         tied embeddings under kRefuse
   AppliedAdapter(std::shared_ptr<const io::AdapterFolder> adapter, std::shared_ptr<const io::CheckpointFolder> base,
