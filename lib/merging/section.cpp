@@ -34,7 +34,7 @@ class Reader {
     section_.where = object_.where();
     const auto name = object_.required<std::string>("method");
     section_.method = &find_method(name, object_.where("method"));
-    section_.dialect = static_cast<Dialect>(object_.choice("dialect", kDialects, 0));
+    section_.dialect = static_cast<Dialect>(object_.choice("dialect", kDialectNames, 0));
     section_.filters = static_cast<FilterMatch>(object_.choice("filters", kFilterMatches, 1));
     keeps_padding_rows_ = object_.choice("padding_rows", kPaddingRows, 0) == 0;
     section_.missing = static_cast<MissingRule>(object_.choice("missing", kMissingRules, 0));
@@ -53,14 +53,13 @@ class Reader {
     object_.optional("chat_template", section_.chat_template);
     object_.finish();
     check();
-    section_.resolved["dialect"] = kDialects[static_cast<std::size_t>(section_.dialect)];
+    section_.resolved["dialect"] = kDialectNames[static_cast<std::size_t>(section_.dialect)];
     section_.resolved["filters"] = kFilterMatches[static_cast<std::size_t>(section_.filters)];
     section_.resolved["padding_rows"] = kPaddingRows[keeps_padding_rows_ ? 0 : 1];
     return std::move(section_);
   }
 
  private:
-  inline static const std::vector<std::string> kDialects{"mergekit", "paper", "peft", "fusion_bench"};
   inline static const std::vector<std::string> kFilterMatches{"substring", "parts"};
   inline static const std::vector<std::string> kPaddingRows{"keep", "drop"};
   inline static const std::vector<std::string> kMissingRules{"error", "available", "base"};
