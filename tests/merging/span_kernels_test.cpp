@@ -272,6 +272,11 @@ TEMPLATE_TEST_CASE("every instruction set computes the same bits", "[merging][la
       return out;
     });
   }
+  check_same<T>("variance", [&](const K& k, Index n) {
+    std::vector<T> out(static_cast<std::size_t>(n));
+    k.variance(n, 3, at(c, 1), 5100, out.data());
+    return out;
+  });
   const auto one = std::bit_cast<Bits<T>>(T(0.25)), two = std::bit_cast<Bits<T>>(T(0.4));
   check_same<T>("keep_between", [&](const K& k, Index n) {
     auto x = part(a, 1, n);
