@@ -24,7 +24,7 @@ namespace mergex::io {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{8} << 20;
-constexpr std::size_t kMaxExpandedBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxExpandedBytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxDepth = 64;
 
 std::string place(const std::string& file, const YAML::Mark& mark) {

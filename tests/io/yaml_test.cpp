@@ -171,17 +171,17 @@ TEST_CASE("aliases that explode are refused", "[io]") {
     laughs += fmt::format("a{0}: &a{0} [*a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}]\n", i, i - 1);
   }
   for (int i = 1; i < 60; ++i) merged += fmt::format("m{0}: &m{0} {{<<: [*m{1}, *m{1}, *m{1}]}}\n", i, i - 1);
-  CHECK(fault_of(laughs).find("expands to more than 64 MiB; repeat less") != std::string::npos);
-  CHECK(fault_of(merged).find("expands to more than 64 MiB; repeat less") != std::string::npos);
+  CHECK(fault_of(laughs).find("expands to more than 16 MiB; repeat less") != std::string::npos);
+  CHECK(fault_of(merged).find("expands to more than 16 MiB; repeat less") != std::string::npos);
   std::string chain = "m0: &m0 {k: 1}\n";
   for (int i = 1; i < 100; ++i) chain += fmt::format("m{0}: &m{0} {{<<: *m{1}}}\n", i, i - 1);
   CHECK(fault_of(chain).find("nested more than 64 levels deep") != std::string::npos);
   // Long keys count where they are repeated in pointers.
   CHECK(fault_of(std::string(400'000, 'k') + ": [" + std::string(400, 'x') + ", a" + std::string(600, ',') + "]")
-            .find("64 MiB") == std::string::npos);
+            .find("16 MiB") == std::string::npos);
   std::string many = "[a";
   for (int i = 0; i < 400; ++i) many += ", a";
-  CHECK(fault_of("? " + std::string(400'000, 'k') + "\n: " + many + "]\n").find("expands to more than 64 MiB") !=
+  CHECK(fault_of("? " + std::string(400'000, 'k') + "\n: " + many + "]\n").find("expands to more than 16 MiB") !=
         std::string::npos);
 }
 
