@@ -29,20 +29,20 @@ struct Case {
 
 // The options of recipes/<name>.yaml.
 std::vector<Case> cases() {
-  const auto given = [](VocabularyOptions::Source source) {
+  const auto given = [](VocabularyOptions::Origin source) {
     return VocabularyOptions{.source = source, .keep_padding_rows = false, .where = "recipe.yaml"};
   };
-  auto padded = given(VocabularyOptions::Source::kUnion);
+  auto padded = given(VocabularyOptions::Origin::kUnion);
   padded.pad_to_multiple_of = 32;
-  auto of_a = given(VocabularyOptions::Source::kModel);
+  auto of_a = given(VocabularyOptions::Origin::kModel);
   of_a.model = "a";
-  auto with_tokens = given(VocabularyOptions::Source::kUnion);
+  auto with_tokens = given(VocabularyOptions::Origin::kUnion);
   with_tokens.tokens = {
       {.token = "<|tool|>", .kind = TokenRule::Kind::kModelToken, .model = "a", .source_token = "ab", .force = true},
       {.token = "z", .kind = TokenRule::Kind::kModel, .model = "base", .force = true},
       {.token = "7", .kind = TokenRule::Kind::kZero}};
-  return {{"tokenizer_union_f32", given(VocabularyOptions::Source::kUnion)},
-          {"tokenizer_base_f32", given(VocabularyOptions::Source::kBase)},
+  return {{"tokenizer_union_f32", given(VocabularyOptions::Origin::kUnion)},
+          {"tokenizer_base_f32", given(VocabularyOptions::Origin::kBase)},
           {"tokenizer_model_f32", of_a},
           {"tokenizer_union_pad_f32", padded},
           {"tokenizer_tokens_f32", with_tokens}};
