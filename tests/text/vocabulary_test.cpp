@@ -97,6 +97,11 @@ TEST_CASE("vocabularies without tokenizer.json", "[text]") {
     CHECK(vocabulary.find("##s")->id == 3);
     CHECK(vocabulary.roles() == std::map<std::string, std::string>{{"unk_token", "[UNK]"}});
   }
+  SECTION("bytes that are no text") {
+    test::write_text(folder / "vocab.txt", "[UNK]\n\xff\n");
+    CHECK(test::user_error([&] { Vocabulary::read(folder.path()); }) ==
+          (folder / "vocab.txt").string() + ":2: not valid UTF-8; copy the tokenizer again");
+  }
   SECTION("a sentencepiece model") {
     test::write_text(folder / "spiece.model", "bytes");
     const auto vocabulary = Vocabulary::read(folder.path());
