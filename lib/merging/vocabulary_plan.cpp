@@ -101,8 +101,8 @@ class Planner {
 
   void choose_source() {
     source_ = base_.value_or(0);
-    if (options_.source == VocabularyOptions::Source::kModel) source_ = model_named(options_.model);
-    if (options_.source == VocabularyOptions::Source::kBase && !base_) {
+    if (options_.source == VocabularyOptions::Origin::kModel) source_ = model_named(options_.model);
+    if (options_.source == VocabularyOptions::Origin::kBase && !base_) {
       fail("{}: got \"base\", but the recipe has no base_model; name one, or the model whose tokenizer is meant", where());
     }
     check_kinds();
@@ -120,7 +120,7 @@ class Planner {
              "(AutoTokenizer, save_pretrained)",
              opaque.file().string());
       }
-      if (options_.source == VocabularyOptions::Source::kUnion && source.kind() != other.kind()) {
+      if (options_.source == VocabularyOptions::Origin::kUnion && source.kind() != other.kind()) {
         fail("{}: \"{}\" has a {} tokenizer, \"{}\" a {} one, and their union would be neither; use tokenizer_source: "
              "base",
              where(), one_line(models_[m].name), kind_name(other.kind()), one_line(models_[source_].name),
@@ -179,7 +179,7 @@ class Planner {
       if (source.find(token.text) != nullptr || !seen.emplace(token.text, true).second) return;
       (token.added ? added : ordinary).push_back(&token);
     };
-    if (options_.source == VocabularyOptions::Source::kUnion) {
+    if (options_.source == VocabularyOptions::Origin::kUnion) {
       for (std::size_t m = 0; m < models_.size(); ++m) {
         for (const auto& token : vocabularies_[m]->tokens()) {
           if (token.id < models_[m].rows) collect(token);
@@ -215,7 +215,11 @@ class Planner {
     for (std::size_t m = 0; m < models_.size(); ++m) {
       if (m != source_) others.push_back(vocabularies_[m].get());
     }
-    extension_.merges = merges_of_new_tokens(source, others, extension_.tokens);
+    extension_ = with_merges(source, others, std::move(extension_));
+    if (extension_.unreached.empty()) return;
+    warn(fmt::format("{}: the merges of \"{}\" never lead to token {} of the {} new ones: no text is encoded to them",
+                     where(), one_line(models_[source_].name), some_of(extension_.unreached),
+                     extension_.tokens.size()));
   }
 
   void list_tokens() {
@@ -404,7 +408,7 @@ class Planner {
         warn(fmt::format("{}: \"{}\" is \"{}\" in \"{}\" and \"{}\" in the written tokenizer", where(), role,
                          one_line(token), one_line(model.name), one_line(here->second)));
       }
-      if (options_.source == VocabularyOptions::Source::kUnion) warn_of_unlike_tokens(model, vocabulary);
+      if (options_.source == VocabularyOptions::Origin::kUnion) warn_of_unlike_tokens(model, vocabulary);
     }
     warn_of_rules_and_zeros();
   }
@@ -421,7 +425,8 @@ class Planner {
 
   void warn_of_unlike_tokens(const VocabularyModel& model, const Vocabulary& vocabulary) {
     const auto& source = *vocabularies_[source_];
-    if (vocabulary.conventions() != source.conventions()) {
+    const bool are_known = !vocabulary.conventions().empty() && !source.conventions().empty();
+    if (are_known && vocabulary.conventions() != source.conventions()) {
       warn(fmt::format("{}: \"{}\" normalises or splits texts by other rules than the written tokenizer (those of "
                        "\"{}\"): some of its tokens may never be met",
                        where(), one_line(model.name), one_line(models_[source_].name)));

@@ -33,8 +33,8 @@ struct TokenRule {
 
 /// mergekit's `tokenizer_source`, or its `tokenizer` block.
 struct VocabularyOptions {
-  enum class Source { kUnion, kBase, kModel };
-  Source source = Source::kUnion;
+  enum class Origin { kUnion, kBase, kModel };
+  Origin source = Origin::kUnion;
   std::string model = {};  ///< kModel: whose tokenizer
   std::optional<std::int64_t> pad_to_multiple_of = {};
   /// Rows beyond the tokens stay, and a union is padded like the tokenizer's own model. mergekit cuts them: false.

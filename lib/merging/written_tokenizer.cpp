@@ -1,9 +1,10 @@
 #include "merging/written_tokenizer.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
-#include <set>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "core/error.h"
@@ -110,6 +111,63 @@ std::string extended_tokenizer_json(const Vocabulary& vocabulary, const AddedVoc
   return file_text(root);
 }
 
+// Byte pair encoding of one word (Sennrich et al. 2016, arXiv:1508.07909).
+class Merger {
+ public:
+  Merger(const Vocabulary& base, std::span<const Token> added) {
+    for (const auto tokens : {base.tokens(), added}) {
+      for (const auto& token : tokens) ids_.emplace(token.text, token.id);
+    }
+  }
+
+  /// Appends a merge. @return false where it is there already or names a token that is not
+  bool add(const std::string& left, const std::string& right) {
+    const auto joined = id_of(left + right);
+    if (joined == kNone || id_of(left) == kNone || id_of(right) == kNone) return false;
+    return rank_of_.emplace(pair_of(id_of(left), id_of(right)), rank_of_.size()).second;
+  }
+
+  std::vector<std::string> segment(std::string_view word) const {
+    std::vector<std::string> pieces;
+    for (const char byte : word) {
+      const bool continues = (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+      if (!continues || pieces.empty()) pieces.emplace_back();
+      pieces.back() += byte;
+    }
+    std::vector<std::int64_t> ids;
+    for (const auto& piece : pieces) ids.push_back(id_of(piece));
+    while (pieces.size() > 1) {
+      auto best_rank = rank_of_.size();
+      std::size_t best = 0;
+      for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
+        const auto found = rank_of_.find(pair_of(ids[i], ids[i + 1]));
+        if (found == rank_of_.end() || found->second >= best_rank) continue;
+        best_rank = found->second;
+        best = i;
+      }
+      if (best_rank == rank_of_.size()) break;
+      pieces[best] += pieces[best + 1];
+      ids[best] = id_of(pieces[best]);
+      pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    }
+    return pieces;
+  }
+
+ private:
+  static constexpr std::int64_t kNone = 0xFFFFFFFF;  // above every id
+  static std::uint64_t pair_of(std::int64_t left, std::int64_t right) {
+    return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint64_t>(right);
+  }
+  std::int64_t id_of(const std::string& token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? kNone : found->second;
+  }
+
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::unordered_map<std::uint64_t, std::size_t> rank_of_;
+};
+
 std::string extended_merges_txt(const fs::path& file, std::span<const text::BpeMerge> added) {
   auto lines = io::read_file(file);
   if (!lines.empty() && lines.back() != '\n') lines += '\n';
@@ -132,21 +190,39 @@ std::string extended_vocab_txt(const Vocabulary& vocabulary, std::span<const Tok
 
 }  // namespace
 
-std::vector<text::BpeMerge> merges_of_new_tokens(const Vocabulary& base, std::span<const Vocabulary* const> others,
-                                                 std::span<const Token> added) {
+AddedVocabulary with_merges(const Vocabulary& base, std::span<const Vocabulary* const> others, AddedVocabulary added) {
+  constexpr std::size_t kLongest = 256;  // characters; joining takes their square
+
+  Merger merger(base, added.tokens);
+  for (const auto& [left, right] : base.merges()) merger.add(left, right);
+  const auto add = [&](const std::string& left, const std::string& right) {
+    if (merger.add(left, right)) added.merges.emplace_back(left, right);
+  };
   std::unordered_set<std::string_view> new_tokens;
-  for (const auto& token : added) new_tokens.insert(token.text);
-  const auto is_known = [&](const std::string& token) { return new_tokens.contains(token) || base.find(token); };
-  std::vector<text::BpeMerge> merges;
-  std::set<text::BpeMerge> seen;
+  for (const auto& token : added.tokens) new_tokens.insert(token.text);
   for (const auto* other : others) {
-    for (const auto& merge : other->merges()) {
-      const auto& [left, right] = merge;
-      if (!new_tokens.contains(left + right) || !is_known(left) || !is_known(right)) continue;
-      if (seen.insert(merge).second) merges.push_back(merge);
+    for (const auto& [left, right] : other->merges()) {
+      const auto joined = left + right;
+      if (!new_tokens.contains(joined)) continue;
+      add(left, right);
+      if (joined.size() > kLongest) continue;
+      auto pieces = merger.segment(joined);
+      while (pieces.size() > 1) {
+        std::size_t i = 0;
+        while (i + 1 < pieces.size() && !new_tokens.contains(pieces[i] + pieces[i + 1])) ++i;
+        if (i + 1 == pieces.size()) break;
+        add(pieces[i], pieces[i + 1]);
+        pieces[i] += pieces[i + 1];
+        pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      }
     }
   }
-  return merges;
+  for (const auto& token : added.tokens) {
+    if (!token.added && token.text.size() <= kLongest && merger.segment(token.text).size() > 1) {
+      added.unreached.push_back(token.text);
+    }
+  }
+  return added;
 }
 
 std::vector<std::pair<std::string, std::string>> extended_tokenizer(const Vocabulary& vocabulary,

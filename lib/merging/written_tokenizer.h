@@ -13,13 +13,14 @@ namespace mergex::merging {
 struct AddedVocabulary {
   std::vector<text::Token> tokens = {};      ///< by ascending id; with flags: as added tokens
   std::vector<text::BpeMerge> merges = {};   ///< of lower priority than the tokenizer's own
+  std::vector<std::string> unreached = {};   ///< tokens that no sequence of merges builds: texts never come to them
 };
 
-/// Merges of other vocabularies that build the tokens that `added` lists. Merges whose result the base has too are left
-/// out: that way a text is segmented as the base does it, and then some neighbours are joined to new tokens.
-std::vector<text::BpeMerge> merges_of_new_tokens(const text::Vocabulary& base,
-                                                 std::span<const text::Vocabulary* const> others,
-                                                 std::span<const text::Token> added);
+/// The merges that make the tokens of `added` part of `base`: those of the vocabularies that they come from, and where
+/// `base` cuts a token in other places, one that joins its pieces. Every one of them builds a new token. So a text is
+/// segmented as `base` does it, and then some neighbours are joined.
+AddedVocabulary with_merges(const text::Vocabulary& base, std::span<const text::Vocabulary* const> others,
+                            AddedVocabulary added);
 
 /// The tokenizer files of `vocabulary` with more tokens, as (name, content): tokenizer.json, else vocab.json and
 /// merges.txt, else vocab.txt; added_tokens.json and tokenizer_config.json where they are there. Its other files

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/one_line.h"
+#include "core/utf8.h"
 #include "io/json_object.h"
 #include "io/sha256.h"
 #include "io/text_lines.h"
@@ -236,6 +237,7 @@ class VocabularyReader {
     while (const auto line = lines.next()) {
       const bool is_heading = lines.number() == 1 && line->starts_with("#version");
       if (is_heading || line->empty()) continue;
+      check_utf8(*line, lines);
       if (!add_merge_line(*line)) {
         fail("{}:{}: got \"{}\", expected two tokens and a space between them", file.string(), lines.number(),
              one_line(*line));
@@ -243,11 +245,17 @@ class VocabularyReader {
     }
   }
 
+  static void check_utf8(std::string_view line, const io::TextLines& lines) {
+    if (is_valid_utf8(line)) return;
+    fail("{}:{}: not valid UTF-8; copy the tokenizer again", lines.name(), lines.number());
+  }
+
   void read_vocab_txt(const fs::path& folder) {
     result_.file_ = folder / kVocabTxt;
     result_.kind_ = Kind::kWordPiece;
     io::TextLines lines(result_.file_);
     while (const auto line = lines.next()) {
+      check_utf8(*line, lines);
       add_model_token(std::string(*line), checked_id(Json(lines.number() - 1), *line));
     }
     read_added_tokens_json(folder);

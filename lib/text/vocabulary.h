@@ -63,7 +63,8 @@ class Vocabulary {
   std::span<const BpeMerge> merges() const { return merges_; }  ///< by falling priority; empty for other kinds
   /// "bos_token" -> "<s>", for bos, eos, unk, sep, pad, cls and mask.
   const std::map<std::string, std::string>& roles() const { return roles_; }
-  /// Normaliser, pre-tokeniser, decoder and prefixes: tokens of vocabularies that differ here may never meet.
+  /// Normaliser, pre-tokeniser, decoder and prefixes of tokenizer.json as one text, "" for other files: tokens of
+  /// vocabularies that differ here may never meet.
   const std::string& conventions() const { return conventions_; }
   /// Contents of the files of an opaque one, to tell whether two are the same.
   const std::string& digest() const { return digest_; }

@@ -1,7 +1,8 @@
 #include "merging/vocabulary_support.h"
 
+#include <cstring>
+
 #include "support/paths.h"
-#include "text/vocabulary.h"
 
 namespace mergex::test {
 namespace fs = std::filesystem;
@@ -34,6 +35,30 @@ std::vector<double> all_values(const merging::Source& source, std::int64_t count
   std::vector<double> values(static_cast<std::size_t>(count));
   source.read(0, count, values.data());
   return values;
+}
+
+SmallTokenizer SmallTokenizer::of(const std::vector<std::string>& tokens) {
+  SmallTokenizer tokenizer;
+  for (const auto& token : tokens) tokenizer.vocab.emplace(token, static_cast<std::int64_t>(tokenizer.vocab.size()));
+  return tokenizer;
+}
+
+fs::path SmallTokenizer::write(const fs::path& folder) const {
+  io::Json pairs = io::Json::array(), added_tokens = io::Json::array(), ids = io::Json::object();
+  for (const auto& [token, id] : vocab) ids[token] = id;
+  for (const auto& [left, right] : merges) pairs.push_back(io::Json::array({left, right}));
+  for (const auto& token : added) {
+    added_tokens.push_back({{"id", token.id}, {"content", token.text}, {"single_word", token.added->single_word},
+                            {"lstrip", token.added->lstrip}, {"rstrip", token.added->rstrip},
+                            {"normalized", token.added->normalized}, {"special", token.added->special}});
+  }
+  const io::Json model{{"type", "BPE"}, {"vocab", ids}, {"merges", pairs}};
+  const io::Json tokenizer{{"version", "1.0"}, {"added_tokens", added_tokens}, {"model", model}};
+  fs::create_directories(folder);
+  write_text(folder / "tokenizer.json", tokenizer.dump(2));
+  write_text(folder / "config.json", config.dump(2));
+  write_text(folder / "tokenizer_config.json", tokenizer_config.dump(2));
+  return folder;
 }
 
 void write_tokenizer(const merging::VocabularyPlan& plan, const fs::path& folder) {

@@ -1,15 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "io/json.h"
 #include "io/safetensors.h"
 #include "merging/source.h"
 #include "merging/vocabulary_plan.h"
+#include "text/vocabulary.h"
 
 namespace mergex::test {
 
@@ -30,6 +31,19 @@ class MemorySource final : public merging::Source {
 };
 
 std::vector<double> all_values(const merging::Source& source, std::int64_t count);
+
+/// A folder with config.json, tokenizer.json (byte pair encoding) and tokenizer_config.json.
+struct SmallTokenizer {
+  std::map<std::string, std::int64_t> vocab = {};
+  std::vector<text::BpeMerge> merges = {};
+  std::vector<text::Token> added = {};
+  io::Json config = {{"vocab_size", 0}};
+  io::Json tokenizer_config = io::Json::object();
+
+  /// Tokens with ids 0, 1, ...
+  static SmallTokenizer of(const std::vector<std::string>& tokens);
+  std::filesystem::path write(const std::filesystem::path& folder) const;
+};
 
 /// Writes the tokenizer files of a plan into `folder`, as a merge does.
 void write_tokenizer(const merging::VocabularyPlan& plan, const std::filesystem::path& folder);
