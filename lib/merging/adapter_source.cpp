@@ -16,6 +16,8 @@ namespace {
 
 // Rows of the weight that share one copy of the other factor.
 constexpr std::int64_t kRowBlock = 256;
+// Columns of the weight that are computed at a time: this part of the other factor stays in a first-level cache.
+constexpr std::int64_t kColumnBlock = 256;
 // Values that are summed at a time for the norms of DoRA.
 constexpr std::int64_t kNormBlock = 1 << 16;
 
@@ -69,12 +71,12 @@ class LowRankSource final : public Source {
     const auto rank = module_.rank();
     const auto end = begin + count, last_row = (end - 1) / num_columns_;
     std::vector<T> left, right;
-    std::array<T, kBlock> product;
+    std::array<T, kColumnBlock> product;
     for (auto row = begin / num_columns_; row <= last_row; row += kRowBlock) {
       const auto num_rows = std::min(kRowBlock, last_row + 1 - row);
       read_left(row, num_rows, left);
-      for (std::int64_t column = 0; column < num_columns_; column += kBlock) {
-        const auto width = std::min(kBlock, num_columns_ - column);
+      for (std::int64_t column = 0; column < num_columns_; column += kColumnBlock) {
+        const auto width = std::min(kColumnBlock, num_columns_ - column);
         bool have_right = false;  // a range of few values may touch few blocks
         for (std::int64_t r = 0; r < num_rows; ++r) {
           const auto block = (row + r) * num_columns_ + column;  // flat index of this row's part
@@ -118,8 +120,8 @@ class LowRankSource final : public Source {
     }
     std::vector<T> stored(out.size());
     widen_part(factor, begin * rank, rank * count, stored.data());
-    for (std::int64_t i = 0; i < count; ++i) {
-      for (std::int64_t k = 0; k < rank; ++k) {
+    for (std::int64_t k = 0; k < rank; ++k) {
+      for (std::int64_t i = 0; i < count; ++i) {
         out[static_cast<std::size_t>(k * count + i)] = stored[static_cast<std::size_t>(i * rank + k)];
       }
     }
@@ -300,8 +302,9 @@ void AppliedAdapter::pair_modules() {
     if (name.empty()) {
       std::vector<std::string> names;
       for (const auto* tensor : base_->tensors()) names.push_back(tensor->name);
-      fail("{}: module \"{}\": {} has no tensor \"{}.weight\"{}; the adapter belongs to another base", file,
-           one_line(module.name), base_->path().string(), one_line(module.name), did_you_mean(module.name + ".weight", names));
+      const auto suggestion = did_you_mean(module.name + ".weight", names);
+      fail("{}: module \"{}\": {} has no tensor \"{}.weight\"{}", file, one_line(module.name), base_->path().string(),
+           one_line(module.name), suggestion.empty() ? "; the adapter belongs to another base" : suggestion);
     }
     auto& change = change_of(name);
     if (change.base == nullptr) {
