@@ -1,7 +1,7 @@
 #include "io/json.h"
 
 #include <algorithm>
-#include <set>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -112,7 +112,7 @@ class StrictReader : public nlohmann::json_sax<Json> {
   std::string origin_;
   Json root_;
   std::vector<Json*> open_;
-  std::vector<std::set<std::string>> keys_;
+  std::vector<std::unordered_set<std::string>> keys_;
   std::vector<std::string> keys_in_order_;  // per open container: the key that was read last
 };
 

@@ -37,6 +37,12 @@ std::string range_text(const Range& range, bool integer) {
   return text;
 }
 
+std::string place(const std::string& origin, const std::string& pointer) {
+  if (pointer.empty()) return origin;
+  // The origin may itself be a place in a file: "recipe.json#/model/config".
+  return fmt::format("{}{}{}", origin, origin.find('#') == std::string::npos ? "#" : "", one_line(pointer));
+}
+
 }  // namespace
 
 std::string escape_pointer(std::string_view key) {
@@ -76,10 +82,7 @@ JsonObject::JsonObject(std::shared_ptr<const JsonDocument> document, std::shared
 
 std::string JsonObject::where(std::string_view key) const {
   const auto pointer = key.empty() ? state_->pointer : state_->pointer + "/" + escape_pointer(key);
-  const auto& file = state_->document->origin(pointer);
-  if (pointer.empty()) return file;
-  // The origin may itself be a place in a file: "recipe.json#/model/config".
-  return fmt::format("{}{}{}", file, file.find('#') == std::string::npos ? "#" : "", one_line(pointer));
+  return place(state_->document->origin(pointer), pointer);
 }
 
 const Json* JsonObject::claim(std::string_view key) {
@@ -303,7 +306,9 @@ std::optional<Json> JsonObject::any(std::string_view key) {
 void JsonObject::finish() {
   for (const auto& [key, value] : state_->value->items()) {
     if (state_->claimed.contains(key)) continue;
-    fail("{}: unknown key \"{}\"{}", where(), one_line(key), did_you_mean(key, state_->known));
+    // Said of the object, as the file (and line) that gave the key.
+    const auto& file = state_->document->origin(state_->pointer + "/" + escape_pointer(key));
+    fail("{}: unknown key \"{}\"{}", place(file, state_->pointer), one_line(key), did_you_mean(key, state_->known));
   }
 }
 

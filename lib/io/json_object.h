@@ -24,7 +24,7 @@ struct Range {
 struct JsonDocument {
   Json value;
   std::string file;                             ///< origin of everything that `origins` does not name
-  std::map<std::string, std::string> origins;   ///< JSON pointer -> the file (or "--set") that gave this value
+  std::map<std::string, std::string> origins;   ///< JSON pointer -> the file ("r.yaml:12", "--set") that gave this value
 
   /// File of the longest prefix of `pointer`.
   const std::string& origin(const std::string& pointer) const;

@@ -1,20 +1,16 @@
 #include "io/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
+#include "io/plain_json.h"
 
 namespace mergex::io {
 namespace {
@@ -128,12 +124,75 @@ Placement read_entry(const std::string& file, const std::string& name, const Jso
   return placed;
 }
 
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
+// What a header says.
+struct Header {
+  std::vector<Placement> placed;
+  std::map<std::string, std::string> metadata;
 };
+
+/// Any header, every fault of which is an error that names it.
+Header read_header(std::string_view text, const std::string& file) {
+  Json json;
+  try {
+    json = parse_json(text, file);
+  } catch (const UserError& error) {
+    fail("{}", file + tamed(std::string_view(error.what()).substr(file.size())));
+  }
+  Header header;
+  header.placed.reserve(json.size());
+  for (const auto& [name, value] : json.items()) {
+    if (name != kMetadataKey) {
+      header.placed.push_back(read_entry(file, name, value));
+      continue;
+    }
+    if (!value.is_object()) fail("{}: {} is {}, expected an object of strings", file, kMetadataKey, shown(value));
+    for (const auto& [key, member] : value.items()) {
+      if (!member.is_string()) fail("{}: {}: {} is {}, expected a string", file, kMetadataKey, shown_name(key), shown(member));
+      header.metadata.emplace(key, member.get<std::string>());
+    }
+  }
+  return header;
+}
+
+bool read_plain_entry(PlainJsonReader& reader, std::string_view name, Placement& placed) {
+  auto& view = placed.view;
+  view.name = name;
+  std::vector<std::int64_t> offsets;
+  int num_dtypes = 0, num_shapes = 0, num_offsets = 0;
+  const bool is_read = reader.members([&](std::string_view key) {
+    if (key == "shape") return ++num_shapes == 1 && reader.sizes(view.shape);
+    if (key == "data_offsets") return ++num_offsets == 1 && reader.sizes(offsets);
+    std::string_view type_name;
+    if (key != "dtype" || ++num_dtypes > 1 || !reader.string(type_name)) return false;
+    const auto type = parse_dtype(type_name);
+    view.dtype = type.value_or(DType::kF32);
+    return type.has_value();
+  });
+  if (!is_read || num_dtypes + num_shapes + num_offsets != 3 || offsets.size() != 2) return false;
+  placed.begin = static_cast<std::uint64_t>(offsets[0]);
+  placed.end = static_cast<std::uint64_t>(offsets[1]);
+  const auto num_bytes = bytes_of_shape(view.shape, dtype_size(view.dtype));
+  return num_bytes && placed.begin <= placed.end && placed.end - placed.begin == *num_bytes;
+}
+
+/// A header as programs write it; nothing for all others, faulty ones among them, which are read_header's.
+std::optional<Header> read_plain_header(std::string_view text) {
+  PlainJsonReader reader(text);
+  Header header;
+  const auto num_expected = text.size() / 100;
+  header.placed.reserve(num_expected);
+  std::unordered_set<std::string_view> names(num_expected);
+  const bool is_read = reader.members([&](std::string_view name) {
+    if (!names.insert(name).second) return false;
+    if (name != kMetadataKey) return read_plain_entry(reader, name, header.placed.emplace_back());
+    return reader.members([&](std::string_view key) {
+      std::string_view value;
+      return reader.string(value) && header.metadata.emplace(key, value).second;
+    });
+  });
+  if (!is_read || !reader.at_end()) return std::nullopt;
+  return header;
+}
 
 }  // namespace
 
@@ -150,31 +209,10 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
 }
 
-SafetensorsFile::Mapping::Mapping(const std::filesystem::path& path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a pipe must not block here
-  if (file.fd < 0) {
-    fail("{}: {}", path.string(), errno == ENOENT ? "no such file" : fmt::format("cannot be read: {}", std::strerror(errno)));
-  }
-  struct stat info {};
-  if (::fstat(file.fd, &info) != 0) fail("{}: cannot be read: {}", path.string(), std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) fail("{}: is no regular file, expected a safetensors file", path.string());
-  const auto size = static_cast<std::size_t>(info.st_size);
-  if (size < kLengthBytes) {
-    fail("{}: {} bytes, too short for a safetensors file; download or copy it again", path.string(), size);
-  }
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (address == MAP_FAILED) fail("{}: cannot be mapped into memory: {}", path.string(), std::strerror(errno));
-  bytes_ = {static_cast<const std::byte*>(address), size};
-}
-
-SafetensorsFile::Mapping::~Mapping() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-}
-
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   SafetensorsFile opened;
   opened.path_ = path;
-  opened.mapping_ = std::make_unique<Mapping>(path);
+  opened.mapping_ = std::make_unique<MappedFile>(path, "a safetensors file");
   opened.parse();
   return opened;
 }
@@ -182,6 +220,9 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 void SafetensorsFile::parse() {
   const auto file = path_.string();
   const auto bytes = mapping_->bytes();
+  if (bytes.size() < kLengthBytes) {
+    fail("{}: {} bytes, too short for a safetensors file; download or copy it again", file, bytes.size());
+  }
   std::uint64_t header_size = 0;
   std::memcpy(&header_size, bytes.data(), kLengthBytes);
   const std::uint64_t after_length = bytes.size() - kLengthBytes;
@@ -199,28 +240,13 @@ void SafetensorsFile::parse() {
   if (const auto zero = text.find('\0'); zero != std::string_view::npos) {  // a parser may take it for the end
     fail("{}: no safetensors file: its header holds a zero byte at {}", file, zero);
   }
-  Json header;
-  try {
-    header = parse_json(text, file);
-  } catch (const UserError& error) {
-    fail("{}", file + tamed(std::string_view(error.what()).substr(file.size())));
-  }
+  auto header = read_plain_header(text);
+  if (!header) header = read_header(text, file);
+  metadata_ = std::move(header->metadata);
 
-  std::vector<Placement> placed;
-  placed.reserve(header.size());
-  for (const auto& [name, value] : header.items()) {
-    if (name != kMetadataKey) {
-      placed.push_back(read_entry(file, name, value));
-      continue;
-    }
-    if (!value.is_object()) fail("{}: {} is {}, expected an object of strings", file, kMetadataKey, shown(value));
-    for (const auto& [key, member] : value.items()) {
-      if (!member.is_string()) fail("{}: {}: {} is {}, expected a string", file, kMetadataKey, shown_name(key), shown(member));
-      metadata_.emplace(key, member.get<std::string>());
-    }
-  }
-
-  std::ranges::stable_sort(placed, {}, [](const Placement& p) { return std::pair(p.begin, p.end); });
+  auto& placed = header->placed;
+  const auto extent = [](const Placement& p) { return std::pair(p.begin, p.end); };
+  if (!std::ranges::is_sorted(placed, {}, extent)) std::ranges::stable_sort(placed, {}, extent);
   const auto available = bytes.size() - kLengthBytes - header_size;
   std::uint64_t covered = 0;
   for (std::size_t i = 0; i < placed.size(); ++i) {
@@ -251,6 +277,7 @@ void SafetensorsFile::parse() {
     view.bytes = data.subspan(begin, end - begin);
     tensors_.push_back(std::move(view));
   }
+  index_.reserve(tensors_.size());
   for (std::size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
 }
 

@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/mapped_file.h"
+
 namespace mergex::io {
 
 enum class DType { kBool, kU8, kI8, kU16, kI16, kF16, kBF16, kU32, kI32, kF32, kU64, kI64, kF64 };
@@ -51,23 +53,11 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  class Mapping {
-   public:
-    explicit Mapping(const std::filesystem::path& path);
-    ~Mapping();
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-    std::span<const std::byte> bytes() const { return bytes_; }
-
-   private:
-    std::span<const std::byte> bytes_;
-  };
-
   SafetensorsFile() = default;
   void parse();
 
   std::filesystem::path path_;
-  std::unique_ptr<Mapping> mapping_;
+  std::unique_ptr<MappedFile> mapping_;
   std::vector<TensorView> tensors_;
   std::unordered_map<std::string_view, std::size_t> index_;  // keys lie in tensors_
   std::map<std::string, std::string> metadata_;

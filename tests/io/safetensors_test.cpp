@@ -101,6 +101,34 @@ TEST_CASE("tensors of every type and size come back bit by bit", "[io][law]") {
   CHECK(io::read_file(folder / "a.safetensors") == io::read_file(folder / "c.safetensors"));
 }
 
+TEST_CASE("a header reads the same however it is spelled", "[io][law]") {
+  // The first spellings are read by the quick way, the others (tabs, escapes, names beyond ASCII) by the general one.
+  const auto header = [](const std::string& gap, const std::string& name, const std::string& note) {
+    std::string text = R"({"__metadata__":{"format":"pt","note":")" + note + R"("},")" + name +
+                       R"(":{"shape":[2,3],"data_offsets":[4,28],"dtype":"F32"},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)" +
+                       R"("none":{"dtype":"I64","shape":[0,7],"data_offsets":[28,28]}})";
+    for (std::size_t at = 0; (at = text.find_first_of(":,[{}]", at)) != std::string::npos; at += 1 + gap.size()) {
+      text.insert(at + 1, gap);
+    }
+    return text;
+  };
+  test::TemporaryFolder folder;
+  for (const auto& text : {header("", "w", "a"), header(" ", "w", "a"), header("\n  ", "w", "a"), header("\t", "w", "a"),
+                           header("\r\n", "w", "a"), header("", "\\u0077", "a"), header("", "w", "\\u0061")}) {
+    INFO(text);
+    const auto file = SafetensorsFile::open(test::write_text(folder / "x.safetensors", file_bytes(text, 28)));
+    CHECK(file.metadata() == std::map<std::string, std::string>{{"format", "pt"}, {"note", "a"}});
+    REQUIRE(file.tensors().size() == 3);
+    CHECK(file.tensors()[0].name == "s");
+    CHECK(file.tensors()[1].name == "w");
+    CHECK(file.tensors()[1].shape == std::vector<std::int64_t>{2, 3});
+    CHECK(file.tensors()[1].dtype == DType::kF32);
+    CHECK(file.tensors()[1].bytes.size() == 24);
+    CHECK(file.tensors()[2].shape == std::vector<std::int64_t>{0, 7});
+    CHECK(file.find("none") == &file.tensors()[2]);
+  }
+}
+
 TEST_CASE("a file without tensors is one", "[io][law]") {
   test::TemporaryFolder folder;
   io::write_safetensors(folder / "none.safetensors", {});
