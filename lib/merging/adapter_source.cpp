@@ -244,7 +244,7 @@ AppliedAdapter::AppliedAdapter(std::shared_ptr<const io::AdapterFolder> adapter,
     const bool follows = change.shape.size() > 1 ||
                          (matrix != changes_.end() && matrix->second.shape.size() > 1 && matrix->second.shape[0] == change.shape[0]);
     if (!other_rows || !follows) {
-      fail("{}: tensor \"{}\" is {}, but {} in {}; the adapter belongs to another base", adapter_->files().back().string(),
+      fail("{}: tensor \"{}\" is {}, but {} in {}; the adapter belongs to another base", adapter_->weights_file().string(),
            one_line(change.replaced->name), io::shape_text(change.shape), io::shape_text(change.base->shape),
            base_->file_of(name));
     }
@@ -293,7 +293,7 @@ void AppliedAdapter::pair_whole_tensors() {
 }
 
 void AppliedAdapter::pair_modules() {
-  const auto file = adapter_->files().back().string();
+  const auto file = adapter_->weights_file().string();
   const bool tied = ties_embedding(*base_);
   for (const auto& module : adapter_->modules()) {
     auto name = base_name(module.name + ".weight");
@@ -356,7 +356,7 @@ bool AppliedAdapter::is_stored_transposed(const io::LoraModule& module, const io
   const bool may_be_transposed = weight.shape == transposed;
   if (!may_be_straight && !may_be_transposed) {
     fail("{}: module \"{}\": A is {} and B is {}, which does not fit \"{}\" {} of {}; the adapter belongs to another base{}",
-         adapter_->files().back().string(), one_line(module.name), io::shape_text(module.a->shape),
+         adapter_->weights_file().string(), one_line(module.name), io::shape_text(module.a->shape),
          io::shape_text(module.b->shape), one_line(weight.name), io::shape_text(weight.shape), base_->path().string(),
          module.is_embedding ? " (or its vocabulary was resized)" : "");
   }
@@ -390,7 +390,7 @@ void AppliedAdapter::untie(TiedWeights tied) {
   const auto& touched = embedding != nullptr ? embedding->tensor : head->tensor;
   if (tied == TiedWeights::kRefuse) {
     fail("{}: acts on \"{}\", which in {} is embedding and head at once (tie_word_embeddings); untie them, so that both tensors "
-         "are written and the adapter acts on one", adapter_->files().back().string(), one_line(touched),
+         "are written and the adapter acts on one", adapter_->weights_file().string(), one_line(touched),
          base_->path().string());
   }
   unties_ = true;
@@ -401,7 +401,7 @@ void AppliedAdapter::untie(TiedWeights tied) {
   if (base_->find(name) != nullptr) return;
   if (embedding->shape != embedding->base->shape) {
     fail("{}: \"{}\" is {}, but {} in {}, whose head it is (tie_word_embeddings), and there is no head of that size; save the "
-         "adapter with both (modules_to_save)", adapter_->files().back().string(), one_line(touched),
+         "adapter with both (modules_to_save)", adapter_->weights_file().string(), one_line(touched),
          io::shape_text(embedding->shape), io::shape_text(embedding->base->shape), base_->path().string());
   }
   auto& copy = changes_[name];
