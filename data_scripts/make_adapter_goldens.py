@@ -47,6 +47,7 @@ CASES = {
     "conv1d_unflagged": ("gpt2", dict(r=3, lora_alpha=5, target_modules=["c_proj"]), {"edit": {"fan_in_fan_out": False}}),
     "conv1d_dora": ("gpt2", dict(r=3, lora_alpha=5, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True,
                                  use_dora=True), {}),
+    "torch_file": ("llama", dict(r=2, lora_alpha=3, target_modules=["q_proj", "up_proj"]), {"torch_file": True}),
 }
 
 
@@ -86,7 +87,8 @@ def main():
         if "dtype" in other:
             save_file({k: t.to(other["dtype"]) for k, t in load_file(weights).items()}, weights, {"format": "pt"})
         text = json.loads(options.read_text())
-        text.update(other.get("edit", {}), base_model_name_or_path=f"../base_{base}")
+        text.update(other.get("edit", {}), base_model_name_or_path=f"../base_{base}",
+                    target_modules=sorted(text["target_modules"]))
         options.write_text(json.dumps(text, indent=1, sort_keys=True) + "\n")
 
         merged = load_base(base_folder, other, torch.float64)
@@ -99,6 +101,9 @@ def main():
         assert changed and all(t.dtype == torch.float64 for t in changed.values()), name
         save_file(changed, folder / "expected.safetensors")
         print(f"{name}: {len(changed)} tensors changed, {len(load_file(weights))} stored")
+        if "torch_file" in other:  # as PEFT saved adapters before safetensors
+            torch.save(load_file(weights), folder / "adapter_model.bin")
+            weights.unlink()
 
     versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
     (out / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")

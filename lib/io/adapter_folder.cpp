@@ -17,6 +17,7 @@ namespace {
 
 constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
+constexpr const char* kOldWeights = "adapter_model.bin";
 constexpr std::size_t kMaxPatternLength = 1000;
 
 // Options whose effect is no change of weights, or not the one that B A says.
@@ -70,11 +71,8 @@ fs::path checked(const fs::path& folder) {
   if (!fs::exists(folder / kConfig, ignored)) {
     fail("{}: holds no {}; copy it from where the adapter comes from", name, kConfig);
   }
-  if (!fs::exists(folder / kWeights, ignored)) {
-    if (fs::exists(folder / "adapter_model.bin", ignored)) {
-      fail("{}: holds adapter_model.bin but no {}; load and save it with PEFT first (save_pretrained)", name, kWeights);
-    }
-    fail("{}: holds no {}; copy it from where the adapter comes from", name, kWeights);
+  if (!fs::exists(folder / kWeights, ignored) && !fs::exists(folder / kOldWeights, ignored)) {
+    fail("{}: holds neither {} nor {}; copy one from where the adapter comes from", name, kWeights, kOldWeights);
   }
   return folder;
 }
@@ -164,8 +162,22 @@ bool AdapterFolder::is_adapter(const fs::path& folder) {
   return fs::exists(folder / kConfig, ignored);
 }
 
+AdapterFolder::Weights AdapterFolder::open_weights(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / kWeights, ignored)) return SafetensorsFile::open(folder / kWeights);
+  return TorchFile::open(folder / kOldWeights);
+}
+
+const std::vector<TensorView>& AdapterFolder::tensors() const {
+  return std::visit([](const auto& file) -> const std::vector<TensorView>& { return file.tensors(); }, weights_);
+}
+
+const fs::path& AdapterFolder::weights_file() const {
+  return std::visit([](const auto& file) -> const fs::path& { return file.path(); }, weights_);
+}
+
 AdapterFolder::AdapterFolder(fs::path folder)
-    : path_(checked(folder)), config_(read_json(path_ / kConfig)), weights_(SafetensorsFile::open(path_ / kWeights)) {
+    : path_(checked(folder)), config_(read_json(path_ / kConfig)), weights_(open_weights(path_)) {
   sort_tensors(read_config());
 }
 
@@ -244,7 +256,7 @@ bool AdapterFolder::may_replace(const std::string& name, bool of_target) const {
 }
 
 void AdapterFolder::sort_tensors(const Ranks& ranks) {
-  const auto file = (path_ / kWeights).string();
+  const auto file = weights_file().string();
   constexpr std::string_view kPrefix = "base_model.model.", kWrapped = ".base_layer.", kSaved = ".modules_to_save.";
   struct Part {
     std::string_view suffix;
@@ -261,7 +273,7 @@ void AdapterFolder::sort_tensors(const Ranks& ranks) {
   std::map<std::string, LoraModule> modules;
   std::map<std::string, const TensorView*> whole;  // what is no part of a module
   std::map<std::string, bool> of_target;
-  for (const auto& tensor : weights_.tensors()) {
+  for (const auto& tensor : tensors()) {
     if (!is_floating(tensor.dtype)) {
       fail("{}: tensor {} is {}, expected F32, BF16, F16 or F64", file, shown(Json(tensor.name)), dtype_name(tensor.dtype));
     }
@@ -314,7 +326,7 @@ void AdapterFolder::sort_tensors(const Ranks& ranks) {
 }
 
 void AdapterFolder::check_module(const LoraModule& module, const Ranks& ranks) const {
-  const auto file = (path_ / kWeights).string();
+  const auto file = weights_file().string();
   const auto name = one_line(module.name);
   for (const auto* factor : {module.a, module.b}) {
     if (factor->shape.size() != 2) {
@@ -351,6 +363,6 @@ void AdapterFolder::check_module(const LoraModule& module, const Ranks& ranks) c
   }
 }
 
-std::vector<fs::path> AdapterFolder::files() const { return {path_ / kConfig, path_ / kWeights}; }
+std::vector<fs::path> AdapterFolder::files() const { return {path_ / kConfig, weights_file()}; }
 
 }  // namespace mergex::io

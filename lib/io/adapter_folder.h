@@ -4,10 +4,12 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "io/torch_file.h"
 
 namespace mergex::io {
 
@@ -27,8 +29,8 @@ struct LoraModule {
   std::int64_t num_outputs() const { return b->shape[0]; }
 };
 
-/// A LoRA adapter as PEFT writes it: adapter_config.json beside adapter_model.safetensors. What it holds is checked
-/// whole: tensors that no rule accounts for, ranks that contradict the config and kinds of adapters whose effect is not
+/// A LoRA adapter as PEFT writes it: adapter_config.json beside adapter_model.safetensors, or where there is none
+/// adapter_model.bin. What it holds is checked whole: tensors that no rule accounts for, ranks that contradict the config and kinds of adapters whose effect is not
 /// a change of weights are errors.
 class AdapterFolder {
  public:
@@ -55,11 +57,15 @@ class AdapterFolder {
   /// Whether what was learned for a tied embedding was learned for the head too.
   bool ensures_weight_tying() const { return ensure_weight_tying_; }
 
-  /// Config and weights.
+  const std::filesystem::path& weights_file() const;
+  /// Config and weights: what to hash to know that two adapters are the same.
   std::vector<std::filesystem::path> files() const;
 
  private:
+  using Weights = std::variant<SafetensorsFile, TorchFile>;
   struct Ranks;
+  static Weights open_weights(const std::filesystem::path& folder);
+  const std::vector<TensorView>& tensors() const;
   Ranks read_config();
   void sort_tensors(const Ranks& ranks);
   void check_module(const LoraModule& module, const Ranks& ranks) const;
@@ -67,7 +73,7 @@ class AdapterFolder {
 
   std::filesystem::path path_;
   Json config_;
-  SafetensorsFile weights_;
+  Weights weights_;
   std::vector<LoraModule> modules_;
   std::map<std::string, const TensorView*> replaced_;
   bool fan_in_fan_out_ = false, use_dora_ = false, lora_bias_ = false, ensure_weight_tying_ = false;

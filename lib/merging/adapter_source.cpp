@@ -16,6 +16,8 @@ namespace {
 
 // Rows of the weight that share one copy of the other factor.
 constexpr std::int64_t kRowBlock = 256;
+// Columns of the weight that are computed at a time: this part of the other factor stays in a first-level cache.
+constexpr std::int64_t kColumnBlock = 256;
 // Values that are summed at a time for the norms of DoRA.
 constexpr std::int64_t kNormBlock = 1 << 16;
 
@@ -69,12 +71,12 @@ class LowRankSource final : public Source {
     const auto rank = module_.rank();
     const auto end = begin + count, last_row = (end - 1) / num_columns_;
     std::vector<T> left, right;
-    std::array<T, kBlock> product;
+    std::array<T, kColumnBlock> product;
     for (auto row = begin / num_columns_; row <= last_row; row += kRowBlock) {
       const auto num_rows = std::min(kRowBlock, last_row + 1 - row);
       read_left(row, num_rows, left);
-      for (std::int64_t column = 0; column < num_columns_; column += kBlock) {
-        const auto width = std::min(kBlock, num_columns_ - column);
+      for (std::int64_t column = 0; column < num_columns_; column += kColumnBlock) {
+        const auto width = std::min(kColumnBlock, num_columns_ - column);
         bool have_right = false;  // a range of few values may touch few blocks
         for (std::int64_t r = 0; r < num_rows; ++r) {
           const auto block = (row + r) * num_columns_ + column;  // flat index of this row's part
@@ -118,8 +120,8 @@ class LowRankSource final : public Source {
     }
     std::vector<T> stored(out.size());
     widen_part(factor, begin * rank, rank * count, stored.data());
-    for (std::int64_t i = 0; i < count; ++i) {
-      for (std::int64_t k = 0; k < rank; ++k) {
+    for (std::int64_t k = 0; k < rank; ++k) {
+      for (std::int64_t i = 0; i < count; ++i) {
         out[static_cast<std::size_t>(k * count + i)] = stored[static_cast<std::size_t>(i * rank + k)];
       }
     }
@@ -242,7 +244,7 @@ AppliedAdapter::AppliedAdapter(std::shared_ptr<const io::AdapterFolder> adapter,
     const bool follows = change.shape.size() > 1 ||
                          (matrix != changes_.end() && matrix->second.shape.size() > 1 && matrix->second.shape[0] == change.shape[0]);
     if (!other_rows || !follows) {
-      fail("{}: tensor \"{}\" is {}, but {} in {}; the adapter belongs to another base", adapter_->files().back().string(),
+      fail("{}: tensor \"{}\" is {}, but {} in {}; the adapter belongs to another base", adapter_->weights_file().string(),
            one_line(change.replaced->name), io::shape_text(change.shape), io::shape_text(change.base->shape),
            base_->file_of(name));
     }
@@ -291,7 +293,7 @@ void AppliedAdapter::pair_whole_tensors() {
 }
 
 void AppliedAdapter::pair_modules() {
-  const auto file = adapter_->files().back().string();
+  const auto file = adapter_->weights_file().string();
   const bool tied = ties_embedding(*base_);
   for (const auto& module : adapter_->modules()) {
     auto name = base_name(module.name + ".weight");
@@ -300,8 +302,9 @@ void AppliedAdapter::pair_modules() {
     if (name.empty()) {
       std::vector<std::string> names;
       for (const auto* tensor : base_->tensors()) names.push_back(tensor->name);
-      fail("{}: module \"{}\": {} has no tensor \"{}.weight\"{}; the adapter belongs to another base", file,
-           one_line(module.name), base_->path().string(), one_line(module.name), did_you_mean(module.name + ".weight", names));
+      const auto suggestion = did_you_mean(module.name + ".weight", names);
+      fail("{}: module \"{}\": {} has no tensor \"{}.weight\"{}", file, one_line(module.name), base_->path().string(),
+           one_line(module.name), suggestion.empty() ? "; the adapter belongs to another base" : suggestion);
     }
     auto& change = change_of(name);
     if (change.base == nullptr) {
@@ -353,7 +356,7 @@ bool AppliedAdapter::is_stored_transposed(const io::LoraModule& module, const io
   const bool may_be_transposed = weight.shape == transposed;
   if (!may_be_straight && !may_be_transposed) {
     fail("{}: module \"{}\": A is {} and B is {}, which does not fit \"{}\" {} of {}; the adapter belongs to another base{}",
-         adapter_->files().back().string(), one_line(module.name), io::shape_text(module.a->shape),
+         adapter_->weights_file().string(), one_line(module.name), io::shape_text(module.a->shape),
          io::shape_text(module.b->shape), one_line(weight.name), io::shape_text(weight.shape), base_->path().string(),
          module.is_embedding ? " (or its vocabulary was resized)" : "");
   }
@@ -387,7 +390,7 @@ void AppliedAdapter::untie(TiedWeights tied) {
   const auto& touched = embedding != nullptr ? embedding->tensor : head->tensor;
   if (tied == TiedWeights::kRefuse) {
     fail("{}: acts on \"{}\", which in {} is embedding and head at once (tie_word_embeddings); untie them, so that both tensors "
-         "are written and the adapter acts on one", adapter_->files().back().string(), one_line(touched),
+         "are written and the adapter acts on one", adapter_->weights_file().string(), one_line(touched),
          base_->path().string());
   }
   unties_ = true;
@@ -398,7 +401,7 @@ void AppliedAdapter::untie(TiedWeights tied) {
   if (base_->find(name) != nullptr) return;
   if (embedding->shape != embedding->base->shape) {
     fail("{}: \"{}\" is {}, but {} in {}, whose head it is (tie_word_embeddings), and there is no head of that size; save the "
-         "adapter with both (modules_to_save)", adapter_->files().back().string(), one_line(touched),
+         "adapter with both (modules_to_save)", adapter_->weights_file().string(), one_line(touched),
          io::shape_text(embedding->shape), io::shape_text(embedding->base->shape), base_->path().string());
   }
   auto& copy = changes_[name];

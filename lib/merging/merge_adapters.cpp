@@ -30,7 +30,7 @@ constexpr std::string_view kTaskVectorMethods[] = {"task_arithmetic", "ties",   
 
 constexpr std::int64_t kTile = 16384;
 
-std::string file_of(const io::AdapterFolder& adapter) { return adapter.files().back().string(); }
+std::string file_of(const io::AdapterFolder& adapter) { return adapter.weights_file().string(); }
 
 template <class T>
 std::vector<T> all_values(const io::TensorView& view) {

@@ -104,6 +104,11 @@ class Planner {
   void open_models() {
     for (const auto& reference : section_.models) {
       plan_.models.push_back({.name = reference.text, .folder = std::make_shared<io::CheckpointFolder>(reference.path)});
+      io::check_not_quantised(*plan_.models.back().folder);
+      if (const auto unused = plan_.models.back().folder->unused_files(); !unused.empty()) {
+        plan_.warnings.push_back(fmt::format("{}: {} not read, perhaps left by an older run: {}", reference.path.string(),
+                                             unused.size() == 1 ? "a file of weights is" : "files of weights are", fmt::join(unused, ", ")));
+      }
       if (reference.adapter) plan_.models.back().adapter = std::make_shared<io::AdapterFolder>(*reference.adapter);
     }
     plan_.donor = plan_.models[donor()].folder->path();

@@ -6,8 +6,10 @@
 #include <thread>
 
 #include "core/random.h"
+#include "merging/method.h"
 #include "support/adapters.h"
 #include "support/catch.h"
+#include "support/merging.h"
 #include "support/paths.h"
 
 using namespace mergex;
@@ -176,4 +178,159 @@ TEST_CASE("a range of an adapted tensor is that part of the whole", "[merging][l
   }
   for (auto& thread : threads) thread.join();
   CHECK(wrong == std::vector<std::size_t>(3, 0));
+}
+
+// T14
+TEST_CASE("adapters merge as models: weights 1, -1, and both", "[merging][law]") {
+  const auto folder = test::golden_folder("adapters");
+  if (!folder) return;
+  const auto& method = merging::find_method("task_arithmetic", "test");
+  for (const char* name : {"plain", "patterns_rslora", "bias_all", "lora_bias", "dora", "conv1d_dora", "embedding_dora"}) {
+    const auto path = *folder / name;
+    const auto model = applied(path, base_of(path));
+    for (const auto& [tensor, change] : model.changes()) {
+      CAPTURE(name, tensor);
+      const auto size = change.base->num_elements();
+      test::InMemory<float> merge;
+      merge.base = test::read_all<float>(merging::StoredTensor(*change.base), size);
+      const auto adapted = test::read_all<float>(*model.source(tensor), size);
+      const auto merged = [&](const std::vector<double>& weights) {
+        std::vector<test::Named> parameters;
+        for (const double weight : weights) parameters.push_back({{"weight", weight}});
+        merge.inputs.assign(weights.size(), adapted);
+        merge.context = test::context_for(method, change.shape, weights.size(), parameters);
+        return test::merge_tensor(method, merge);
+      };
+      const auto identity = merged({1.0}), negated = merged({-1.0});
+      float scale = 0.0f, difference = 0.0f, reflected = 0.0f;
+      for (std::size_t i = 0; i < adapted.size(); ++i) {
+        scale = std::max({scale, std::abs(adapted[i]), std::abs(merge.base[i])});
+        difference = std::max(difference, std::abs(identity[i] - adapted[i]));
+        reflected = std::max(reflected, std::abs(negated[i] + adapted[i] - 2 * merge.base[i]));
+      }
+      CHECK(difference <= 3e-7f * scale);
+      CHECK(reflected <= 6e-7f * scale);
+      CHECK(merged({1.0, -1.0}) == merge.base);
+    }
+  }
+}
+
+TEST_CASE("names are found with and without the model's prefix", "[merging]") {
+  test::TemporaryFolder temporary;
+  const auto adapter = [&](const std::string& module) {
+    test::write_adapter_folder(temporary / "adapter", kLora, {{module + ".lora_A.weight", random_values({2, 4}, 1)},
+                                                              {module + ".lora_B.weight", random_values({3, 2}, 2)}});
+    return applied(temporary / "adapter", temporary / "base");
+  };
+  test::write_checkpoint(temporary / "base", kLlama, {{"model.layers.0.q_proj.weight", random_values({3, 4}, 3)},
+                                                      {"h.0.mlp.weight", random_values({3, 4}, 4)}});
+  CHECK(adapter("model.layers.0.q_proj").find("model.layers.0.q_proj.weight") != nullptr);
+  CHECK(adapter("layers.0.q_proj").find("model.layers.0.q_proj.weight") != nullptr);
+  const auto bare = adapter("transformer.h.0.mlp");
+  CHECK(bare.find("h.0.mlp.weight") != nullptr);
+  CHECK(bare.find("model.layers.0.q_proj.weight") == nullptr);
+  CHECK(bare.changes().size() == 1);
+  // What is not changed is read as it is stored.
+  CHECK(bare.source("model.layers.0.q_proj.weight")->stored() == bare.base().find("model.layers.0.q_proj.weight"));
+  CHECK(bare.source("h.0.mlp.weight")->stored() == nullptr);
+  CHECK_THROWS_AS(bare.source("nothing"), std::logic_error);
+}
+
+TEST_CASE("an adapter of another base is refused in one line", "[merging]") {
+  test::TemporaryFolder temporary;
+  const auto base = temporary / "base", folder = temporary / "adapter";
+  test::write_checkpoint(base, kLlama, {{"model.layers.0.q_proj.weight", random_values({3, 4}, 3)},
+                                        {"model.layers.0.q_proj.bias", random_values({3}, 3)},
+                                        {"model.layers.0.o_proj.weight", random_values({3, 4}, 3)},
+                                        {"model.norm.weight", random_values({4}, 3)}});
+  const auto fault = [&](const Json& config, const std::string& module, std::int64_t out, const test::NamedValues& more = {}) {
+    test::NamedValues tensors{{module + ".lora_A.weight", random_values({2, 4}, 1)},
+                              {module + ".lora_B.weight", random_values({out, 2}, 2)}};
+    tensors.insert(more.begin(), more.end());
+    test::write_adapter_folder(folder, config, tensors);
+    const auto message = test::user_error([&] { applied(folder, base); });
+    CHECK(message.find('\n') == std::string::npos);
+    const auto file = (folder / "adapter_model.safetensors").string() + ": ";
+    REQUIRE(message.starts_with(file));
+    return message.substr(file.size());
+  };
+  CHECK(fault(kLora, "model.layers.0.q_prj", 3) ==
+        "module \"model.layers.0.q_prj\": " + base.string() + " has no tensor \"model.layers.0.q_prj.weight\"; did you mean "
+        "\"model.layers.0.q_proj.weight\"?");
+  CHECK(fault(kLora, "visual.blocks.3.attn.qkv", 3).ends_with("has no tensor \"visual.blocks.3.attn.qkv.weight\"; the adapter belongs "
+                                                             "to another base"));
+  CHECK(fault(kLora, "model.layers.0.q_proj", 5) ==
+        "module \"model.layers.0.q_proj\": A is [2, 4] and B is [5, 2], which does not fit \"model.layers.0.q_proj.weight\" [3, 4] "
+        "of " + base.string() + "; the adapter belongs to another base");
+  CHECK(fault(with(kLora, "lora_bias", true), "model.layers.0.o_proj", 3,
+              {{"model.layers.0.o_proj.lora_B.bias", random_values({3}, 4)}})
+            .find("has a bias of B (lora_bias), but ") != std::string::npos);
+  CHECK(fault(with(kLora, "modules_to_save", {"norm"}), "model.layers.0.q_proj", 3, {{"model.norm.weight", random_values({5}, 4)}})
+            .starts_with("tensor \"base_model.model.model.norm.weight\" is [5], but [4] in "));
+  CHECK(fault(with(kLora, "modules_to_save", {"o_proj"}), "model.layers.0.q_proj", 3,
+              {{"model.layers.0.o_proj.weight", random_values({3, 5}, 4)}})
+            .find(" is [3, 5], but [3, 4] in ") != std::string::npos);
+
+  // A bias of zeros, which merged adapters have, needs none to be added to.
+  test::write_adapter_folder(folder, with(kLora, "lora_bias", true),
+                             {{"model.layers.0.o_proj.lora_A.weight", random_values({2, 4}, 1)},
+                              {"model.layers.0.o_proj.lora_B.weight", random_values({3, 2}, 1)},
+                              {"model.layers.0.o_proj.lora_B.bias", {{3}, {0, 0, 0}}}});
+  CHECK(applied(folder, base).changes().size() == 1);
+}
+
+TEST_CASE("an adapter of a tied embedding acts on both uses or unties them", "[merging]") {
+  using Tied = AppliedAdapter::TiedWeights;
+  test::TemporaryFolder temporary;
+  const auto base = temporary / "base", folder = temporary / "adapter";
+  const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  test::write_checkpoint(base, with(kLlama, "tie_word_embeddings", true), {{embedding, random_values({6, 4}, 3)}});
+  const test::NamedValues on_embedding{{"model.embed_tokens.lora_embedding_A", random_values({2, 6}, 1)},
+                                       {"model.embed_tokens.lora_embedding_B", random_values({4, 2}, 2)}};
+  const test::NamedValues on_head{{"lm_head.lora_A.weight", random_values({2, 4}, 1)},
+                                  {"lm_head.lora_B.weight", random_values({6, 2}, 2)}};
+  const auto refused = [&](const Json& config, const test::NamedValues& tensors) {
+    test::write_adapter_folder(folder, config, tensors);
+    return test::user_error([&] { applied(folder, base); }).find("is embedding and head at once") != std::string::npos;
+  };
+  const auto stored = random_values({6, 4}, 3).values;
+  const auto values = [](const AppliedAdapter& model, const std::string& name) {
+    return test::read_all<float>(*model.source(name), 24);
+  };
+
+  CHECK(refused(kLora, on_embedding));
+  const auto one = applied(folder, base, Tied::kUntie);
+  CHECK(one.unties());
+  CHECK(one.changes().size() == 2);
+  CHECK(values(one, embedding) != stored);
+  CHECK(values(one, head) == stored);
+
+  CHECK(refused(kLora, on_head));
+  const auto other = applied(folder, base, Tied::kUntie);
+  CHECK(other.unties());
+  CHECK(other.changes().size() == 1);
+  CHECK(values(other, embedding) == stored);
+  CHECK(values(other, head) != stored);
+  CHECK(other.find(head)->shape == std::vector<std::int64_t>{6, 4});
+
+  // Trained as one, or saved twice with the same values: they stay one.
+  auto both = on_embedding;
+  both.insert(on_head.begin(), on_head.end());
+  CHECK(refused(kLora, both));
+  test::write_adapter_folder(folder, with(kLora, "ensure_weight_tying", true), both);
+  const auto together = applied(folder, base);
+  CHECK_FALSE(together.unties());
+  CHECK(together.changes().size() == 1);
+  CHECK(values(together, embedding) == values(one, embedding));
+  const Json saved = with(kLora, "modules_to_save", {"embed_tokens", "lm_head"});
+  CHECK(refused(saved, {{embedding, random_values({8, 4}, 5)}, {head, random_values({8, 4}, 6)}}));
+  test::write_adapter_folder(folder, saved, {{embedding, random_values({8, 4}, 5)}, {head, random_values({8, 4}, 5)}});
+  const auto resized = applied(folder, base);
+  CHECK(resized.changes().size() == 1);
+  CHECK(resized.find(embedding)->shape == std::vector<std::int64_t>{8, 4});
+
+  // Other layers, and models without a head, have nothing to decide.
+  test::write_checkpoint(base, {{"model_type", "bert"}, {"architectures", {"BertModel"}}}, {{embedding, random_values({6, 4}, 3)}});
+  test::write_adapter_folder(folder, kLora, on_embedding);
+  CHECK(applied(folder, base).changes().size() == 1);
 }
