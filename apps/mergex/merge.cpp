@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "io/yaml.h"
 #include "merge_text.h"
+#include "merging/adapter_section.h"
 #include "merging/diff.h"
 #include "merging/execute.h"
 #include "merging/mergekit_recipe.h"
@@ -61,17 +62,44 @@ class Progress {
   Clock::time_point start_ = Clock::now(), last_ = start_, last_line_ = start_;
 };
 
-merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std::map<std::string, fs::path>& named) {
-  auto resolved = std::make_shared<Json>(Json::object());
-  io::JsonObject root(recipe.document, resolved);
+// What every recipe has beside its section. @return the seed
+std::uint64_t read_common(io::JsonObject& root) {
   root.maybe<std::string>("name");
   root.maybe<std::string>("description");
-  std::int64_t seed = 0;
+  std::int64_t seed = 42;
   root.optional("seed", seed, {.at_least = 0});
+  return static_cast<std::uint64_t>(seed);
+}
+
+int merge_adapters(const recipes::Recipe& recipe, const CommandOptions& options) {
+  io::JsonObject root(recipe.document);
+  const auto section = merging::read_adapter_section(root, read_common(root));
+  root.finish();
+  if (options.dry_run || !options.explain.empty()) {
+    fmt::print("{} ({}) of {} adapters\n", section.options.mode.name, section.options.mode.summary, section.inputs.size());
+    return 0;
+  }
+  const auto out = options.out.value_or(fs::path("runs") / recipe.name);
+  const auto modules = merging::merge_adapters(section.inputs, section.options, out);
+  double worst = 0.0;
+  for (const auto& module : modules) worst = std::max(worst, module.relative_error);
+  if (options.json) {
+    auto list = Json::array();
+    for (const auto& m : modules) list.push_back({{"module", m.name}, {"rank", m.rank}, {"norm", m.norm}, {"relative_error", m.relative_error}});
+    fmt::print("{}\n", Json{{"out", out.string()}, {"modules", std::move(list)}}.dump());
+  } else {
+    fmt::print("{}: {} modules, largest relative error of a module by its rank {:.2g}\n", out.string(), modules.size(), worst);
+  }
+  return 0;
+}
+
+merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std::map<std::string, fs::path>& named) {
+  io::JsonObject root(recipe.document);
+  const auto seed = read_common(root);
   const auto section = merging::read_merge_section(
       root, is_mergekit ? merging::RelativeTo::kWorkingDir : merging::RelativeTo::kRecipe, named);
   root.finish();
-  auto plan = merging::plan_merge(section, static_cast<std::uint64_t>(seed));
+  auto plan = merging::plan_merge(section, seed);
   Json whole{{"name", recipe.name}, {"seed", seed}, {"merge", std::move(plan.resolved)}};
   plan.resolved = std::move(whole);
   for (const auto& warning : plan.warnings) log::warn("{}", warning);
@@ -80,6 +108,7 @@ merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std:
 
 int merge_all(const CommandOptions& options) {
   auto recipes = read_recipes(options);
+  if (merging::merges_adapters(io::JsonObject(recipes.back().document))) return merge_adapters(recipes.back(), options);
   const bool is_mergekit = is_yaml(options.recipe);
   const auto out = options.out.value_or(fs::path("runs") / recipes.back().name);
   const auto threads = options.threads > 0 ? static_cast<std::size_t>(options.threads)

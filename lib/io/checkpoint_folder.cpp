@@ -4,8 +4,11 @@
 #include <array>
 #include <optional>
 #include <set>
+#include <unordered_set>
 
 #include "core/error.h"
+#include "io/atomic_file.h"
+#include "io/plain_json.h"
 
 namespace mergex::io {
 namespace fs = std::filesystem;
@@ -55,12 +58,14 @@ std::optional<std::string> first_with_extension(const fs::path& folder, std::str
   return found.empty() ? std::nullopt : std::optional(*found.begin());
 }
 
-constexpr std::string_view kGgufRepair = "GGUF, a format for running models, mostly quantised; use the safetensors that it was made from";
+constexpr std::string_view kGgufRepair =
+    "GGUF, a format for running models, mostly quantised; use the safetensors that it was made from";
 
 void check_folder(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder, ignored)) {
-    fail("{}: no such folder, expected a Hugging Face checkpoint ({} and {})", folder.string(), kConfig, kSafetensors.single);
+    fail("{}: no such folder, expected a Hugging Face checkpoint ({} and {})", folder.string(), kConfig,
+         kSafetensors.single);
   }
   if (!fs::is_directory(folder, ignored)) {
     if (folder.extension() == ".gguf") fail("{}: is {}", folder.string(), kGgufRepair);
@@ -71,7 +76,9 @@ void check_folder(const fs::path& folder) {
     fail("{}: holds an adapter (adapter_config.json), expected a checkpoint; name its base model (a merge also takes "
          "BASE+ADAPTER)", folder.string());
   }
-  if (const auto gguf = first_with_extension(folder, ".gguf")) fail("{}: holds {}: {}", folder.string(), *gguf, kGgufRepair);
+  if (const auto gguf = first_with_extension(folder, ".gguf")) {
+    fail("{}: holds {}: {}", folder.string(), *gguf, kGgufRepair);
+  }
   fail("{}: holds no {}; copy it from where the weights come from", folder.string(), kConfig);
 }
 
@@ -83,23 +90,47 @@ void check_folder(const fs::path& folder) {
            kSafetensors.single);
     }
   }
-  if (const auto gguf = first_with_extension(folder, ".gguf")) fail("{}: holds {}: {}", folder.string(), *gguf, kGgufRepair);
-  fail("{}: holds neither {} nor {}; download the checkpoint again", folder.string(), kSafetensors.single, kSafetensors.index);
+  if (const auto gguf = first_with_extension(folder, ".gguf")) {
+    fail("{}: holds {}: {}", folder.string(), *gguf, kGgufRepair);
+  }
+  fail("{}: holds neither {} nor {}; download the checkpoint again", folder.string(), kSafetensors.single,
+       kSafetensors.index);
 }
 
 // The index is somebody else's file: a shard is a plain name in the same folder, never a way out of it.
 bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
 }
 
 struct Listed {
   std::string tensor, shard;
 };
 
-// In the order of the file.
-std::vector<Listed> read_index(const fs::path& file) {
-  const auto index = read_json(file);
-  const auto where = file.string();
+/// An index as programs write it; nothing for all others, faulty ones among them.
+std::optional<std::vector<Listed>> read_plain_index(std::string_view text) {
+  PlainJsonReader reader(text);
+  std::vector<Listed> entries;
+  std::unordered_set<std::string_view> names, keys;
+  const bool is_read = reader.members([&](std::string_view section) {
+    if (!keys.insert(section).second) return false;
+    return reader.members([&](std::string_view name) {
+      if (section == "weight_map") {
+        std::string_view shard;
+        if (!names.insert(name).second || !reader.string(shard)) return false;
+        entries.push_back({std::string(name), std::string(shard)});
+        return true;
+      }
+      std::int64_t value = 0;  // "metadata": {"total_size": 72}
+      return name == "total_size" && keys.insert(name).second && reader.size(value);
+    });
+  });
+  if (!is_read || !reader.at_end() || !keys.contains("weight_map")) return std::nullopt;
+  return entries;
+}
+
+std::vector<Listed> read_any_index(std::string_view text, const std::string& where) {
+  const auto index = parse_json(text, where);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     fail("{}: holds no \"weight_map\" object; download it again", where);
   }
@@ -108,14 +139,25 @@ std::vector<Listed> read_index(const fs::path& file) {
     if (!shard.is_string()) {
       fail("{}: tensor {}: got {}, expected the name of a file", where, shown(Json(tensor)), shown(shard));
     }
-    if (!is_plain_name(shard.get_ref<const std::string&>())) {
-      fail("{}: tensor {}: got {}, expected the name of a file in the same folder", where, shown(Json(tensor)),
-           shown(shard));
-    }
     entries.push_back({tensor, shard.get<std::string>()});
   }
-  if (entries.empty()) fail("{}: \"weight_map\" is empty; download it again", where);
   return entries;
+}
+
+/// In the order of the file.
+std::vector<Listed> read_index(const fs::path& file) {
+  const auto where = file.string();
+  const auto text = read_file(file);
+  auto entries = read_plain_index(text);
+  if (!entries) entries = read_any_index(text, where);
+  for (const auto& [tensor, shard] : *entries) {
+    if (!is_plain_name(shard)) {
+      fail("{}: tensor {}: got {}, expected the name of a file in the same folder", where, shown(Json(tensor)),
+           shown(Json(shard)));
+    }
+  }
+  if (entries->empty()) fail("{}: \"weight_map\" is empty; download it again", where);
+  return *std::move(entries);
 }
 
 }  // namespace
@@ -152,8 +194,8 @@ void CheckpointFolder::open_weights(const std::string& single, const std::string
       first_tensor_of.try_emplace(shard, tensor);
     }
     if (fs::exists(path_ / single, ignored) && !(first_tensor_of.size() == 1 && first_tensor_of.contains(single))) {
-      fail("{}: holds both {} and {}, which names other files; one is left from an older run: remove it", path_.string(), single,
-           index_name);
+      fail("{}: holds both {} and {}, which names other files; one is left from an older run: remove it",
+           path_.string(), single, index_name);
     }
   } else {
     first_tensor_of.emplace(single, "");
@@ -164,7 +206,8 @@ void CheckpointFolder::open_weights(const std::string& single, const std::string
       fail("{}: tensor {} lies in {}, which is not there; download it", index_path.string(), shown(Json(tensor)),
            shown(Json(shard)));
     }
-    shards_.push_back(is_torch ? WeightFile(TorchFile::open(path_ / shard)) : WeightFile(SafetensorsFile::open(path_ / shard)));
+    shards_.push_back(is_torch ? WeightFile(TorchFile::open(path_ / shard))
+                               : WeightFile(SafetensorsFile::open(path_ / shard)));
   }
 
   for (std::size_t i = 0; i < shards_.size(); ++i) {
@@ -186,8 +229,8 @@ void CheckpointFolder::open_weights(const std::string& single, const std::string
     if (index_.contains(tensor)) continue;
     const auto* original = original_of(tensor);
     if (original == nullptr) {
-      fail("{}: tensor {} is not in \"{}\", where it is listed; download both again", index_path.string(), shown(Json(tensor)),
-           shard);
+      fail("{}: tensor {} is not in \"{}\", where it is listed; download both again", index_path.string(),
+           shown(Json(tensor)), shard);
     }
     aliases_.emplace(tensor, original->name);
   }
@@ -208,7 +251,8 @@ void CheckpointFolder::find_shared_storages() {
   for (const auto& alias : kAliases) {
     const auto *tensor = find(alias.name), *original = original_of(alias.name);
     if (tensor == nullptr || original == nullptr) continue;
-    if (tensor->bytes.data() == original->bytes.data() && tensor->dtype == original->dtype && tensor->shape == original->shape) {
+    if (tensor->bytes.data() == original->bytes.data() && tensor->dtype == original->dtype &&
+        tensor->shape == original->shape) {
       aliases_.emplace(tensor->name, original->name);
       index_.erase(tensor->name);
     }
@@ -261,11 +305,10 @@ std::vector<std::string> CheckpointFolder::unused_files() const {
   for (const auto& item : fs::directory_iterator(path_)) {
     const auto name = item.path().filename().string();
     // Other .bin files are no weights (optimizer.bin, training_args.bin); those of another format are copies.
-    if (std::holds_alternative<TorchFile>(shards_.front())
-            ? name.starts_with("pytorch_model") && name.ends_with(".bin")
-            : name.ends_with(".safetensors")) {
-      unused.insert(name);
-    }
+    const bool is_weights = std::holds_alternative<TorchFile>(shards_.front())
+                                ? name.starts_with("pytorch_model") && name.ends_with(".bin")
+                                : name.ends_with(".safetensors");
+    if (is_weights) unused.insert(name);
   }
   for (const auto& shard : shards_) unused.erase(path_of(shard).filename().string());
   return {unused.begin(), unused.end()};
@@ -273,15 +316,20 @@ std::vector<std::string> CheckpointFolder::unused_files() const {
 
 void check_not_quantised(const CheckpointFolder& folder) {
   constexpr std::string_view kRepair = "merge the weights that it was made from (16 or 32 bit) and quantise the result";
-  if (const auto found = folder.config().find("quantization_config"); found != folder.config().end() && !found->is_null()) {
-    const auto method = found->is_object() && found->contains("quant_method") ? shown((*found)["quant_method"]) : "some method";
-    fail("{}: the weights are quantised by {} (quantization_config); {}", (folder.path() / kConfig).string(), method, kRepair);
+  if (const auto found = folder.config().find("quantization_config");
+      found != folder.config().end() && !found->is_null()) {
+    const auto method =
+        found->is_object() && found->contains("quant_method") ? shown((*found)["quant_method"]) : "some method";
+    fail("{}: the weights are quantised by {} (quantization_config); {}", (folder.path() / kConfig).string(), method,
+         kRepair);
   }
-  constexpr std::array<std::string_view, 7> kEndings{".qweight", ".qzeros", ".absmax", ".quant_map", ".SCB", ".weight_packed", ".weight_scale_inv"};
+  constexpr std::array<std::string_view, 7> kEndings{".qweight", ".qzeros",        ".absmax",          ".quant_map",
+                                                     ".SCB",     ".weight_packed", ".weight_scale_inv"};
   for (const auto* tensor : folder.tensors()) {
     const auto is_ending = [&](std::string_view ending) { return tensor->name.ends_with(ending); };
     if (std::ranges::any_of(kEndings, is_ending)) {
-      fail("{}: tensor {} belongs to quantised weights; {}", folder.file_of(tensor->name), shown(Json(tensor->name)), kRepair);
+      fail("{}: tensor {} belongs to quantised weights; {}", folder.file_of(tensor->name), shown(Json(tensor->name)),
+           kRepair);
     }
   }
 }

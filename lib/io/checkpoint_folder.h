@@ -21,8 +21,8 @@ namespace mergex::io {
 class CheckpointFolder {
  public:
   /// Opens and checks every file, without touching the values. An index and its shards must list the same tensors, but
-  /// for names that models tie to another tensor (`aliases`); a folder with an index and a single file is an error, unless
-  /// the index is of that file.
+  /// for names that models tie to another tensor (`aliases`); a folder with an index and a single file is an error,
+  /// unless the index is of that file.
   /// @throws UserError that says what is missing and how to get it
   explicit CheckpointFolder(std::filesystem::path folder);
 

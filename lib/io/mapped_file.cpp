@@ -25,7 +25,8 @@ struct Descriptor {
 MappedFile::MappedFile(const std::filesystem::path& path, const char* kind) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a pipe must not block here
   if (file.fd < 0) {
-    fail("{}: {}", path.string(), errno == ENOENT ? "no such file" : fmt::format("cannot be read: {}", std::strerror(errno)));
+    fail("{}: {}", path.string(),
+         errno == ENOENT ? "no such file" : fmt::format("cannot be read: {}", std::strerror(errno)));
   }
   struct stat info {};
   if (::fstat(file.fd, &info) != 0) fail("{}: cannot be read: {}", path.string(), std::strerror(errno));

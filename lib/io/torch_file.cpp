@@ -26,26 +26,40 @@ struct StorageType {
 };
 
 constexpr std::array kStorageTypes{
-    StorageType{"FloatStorage", DType::kF32}, StorageType{"HalfStorage", DType::kF16},
+    StorageType{"FloatStorage", DType::kF32},     StorageType{"HalfStorage", DType::kF16},
     StorageType{"BFloat16Storage", DType::kBF16}, StorageType{"DoubleStorage", DType::kF64},
-    StorageType{"LongStorage", DType::kI64}, StorageType{"IntStorage", DType::kI32},
-    StorageType{"ShortStorage", DType::kI16}, StorageType{"CharStorage", DType::kI8},
-    StorageType{"ByteStorage", DType::kU8}, StorageType{"BoolStorage", DType::kBool}};
+    StorageType{"LongStorage", DType::kI64},      StorageType{"IntStorage", DType::kI32},
+    StorageType{"ShortStorage", DType::kI16},     StorageType{"CharStorage", DType::kI8},
+    StorageType{"ByteStorage", DType::kU8},       StorageType{"BoolStorage", DType::kBool}};
 
 /// What an instruction can leave on the stack. Owned by the reader, so that nothing is freed recursively.
 struct Value {
-  enum class Kind { kNone, kBool, kInt, kFloat, kText, kTuple, kList, kDict, kOrderedDictType, kRebuildTensor, kRebuildParameter,
-                    kStorageType, kStorage, kTensor };
+  enum class Kind {
+    kNone,
+    kBool,
+    kInt,
+    kFloat,
+    kText,
+    kTuple,
+    kList,
+    kDict,
+    kOrderedDictType,
+    kRebuildTensor,
+    kRebuildParameter,
+    kStorageType,
+    kStorage,
+    kTensor
+  };
   Kind kind = Kind::kNone;
-  std::int64_t integer = 0;          // kInt; of a storage or its type: the index in kStorageTypes
-  std::string_view text = {};        // kText; of a storage: its bytes
-  std::vector<Value*> items = {};    // of a dict: key, value, key, value ...; of a tensor: storage, offset, shape, strides
+  std::int64_t integer = 0;    // kInt; of a storage or its type: the index in kStorageTypes
+  std::string_view text = {};  // kText; of a storage: its bytes
+  std::vector<Value*> items = {};  // of a dict: key, value, ...; of a tensor: storage, offset, shape, strides
 };
 
 std::string_view kind_name(Value::Kind kind) {
-  constexpr std::array<std::string_view, 14> kNames{"None", "a bool", "an int", "a float", "a text", "a tuple", "a list",
-                                                    "a dict", "a type", "a function", "a function", "a type", "a storage",
-                                                    "a tensor"};
+  constexpr std::array<std::string_view, 14> kNames{"None",       "a bool", "an int",    "a float", "a text",
+                                                    "a tuple",    "a list", "a dict",    "a type",  "a function",
+                                                    "a function", "a type", "a storage", "a tensor"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -107,6 +121,10 @@ class PickleReader {
   }
   void push(Value value) { stack_.push_back(make(std::move(value))); }
   void push_integer(std::int64_t value) { push({.kind = Kind::kInt, .integer = value}); }
+  void push_float() {
+    take(8);  // no tensor depends on its value
+    push({.kind = Kind::kFloat});
+  }
   void push_text(std::string_view text) {
     if (!is_valid_utf8(text)) damaged("a text is not valid UTF-8");
     push({.kind = Kind::kText, .text = text});
@@ -152,7 +170,9 @@ class PickleReader {
     memo_[index] = &top();
   }
   void load(std::uint64_t index) {
-    if (index >= memo_.size() || memo_[index] == nullptr) damaged("it recalls value number {}, which it never stored", index);
+    if (index >= memo_.size() || memo_[index] == nullptr) {
+      damaged("it recalls value number {}, which it never stored", index);
+    }
     stack_.push_back(memo_[index]);
   }
 
@@ -165,68 +185,68 @@ class PickleReader {
         if (protocol < 2 || protocol > 5) damaged("pickle protocol {}, expected 2 to 5", protocol);
         return;
       }
-      case 0x95: number<std::uint64_t>(); return;                                 // FRAME
-      case '(': marks_.push_back(stack_.size()); return;                          // MARK
-      case '0': pop(); return;                                                    // POP
-      case 'N': push({}); return;                                                 // NONE
-      case 0x88: push({.kind = Kind::kBool, .integer = 1}); return;               // NEWTRUE
-      case 0x89: push({.kind = Kind::kBool}); return;                             // NEWFALSE
-      case 'J': push_integer(number<std::int32_t>()); return;                     // BININT
-      case 'K': push_integer(number<std::uint8_t>()); return;                     // BININT1
-      case 'M': push_integer(number<std::uint16_t>()); return;                    // BININT2
-      case 0x8A: push_long(); return;                                             // LONG1
-      case 'G': take(8); push({.kind = Kind::kFloat}); return;                    // BINFLOAT
-      case 0x8C: push_text(take(byte())); return;                                 // SHORT_BINUNICODE
-      case 'X': push_text(take(number<std::uint32_t>())); return;                 // BINUNICODE
-      case 0x8D: push_text(take(number<std::uint64_t>())); return;                // BINUNICODE8
-      case ')': push({.kind = Kind::kTuple}); return;                             // EMPTY_TUPLE
-      case 0x85: push_tuple(1); return;                                           // TUPLE1
-      case 0x86: push_tuple(2); return;                                           // TUPLE2
-      case 0x87: push_tuple(3); return;                                           // TUPLE3
-      case 't': push({.kind = Kind::kTuple, .items = pop_to_mark()}); return;     // TUPLE
-      case ']': push({.kind = Kind::kList}); return;                              // EMPTY_LIST
-      case '}': push({.kind = Kind::kDict}); return;                              // EMPTY_DICT
-      case 'a': {                                                                 // APPEND
+      case 0x95: number<std::uint64_t>(); return;                    // FRAME
+      case '(': marks_.push_back(stack_.size()); return;             // MARK
+      case '0': pop(); return;                                       // POP
+      case 'N': push({}); return;                                    // NONE
+      case 0x88: push({.kind = Kind::kBool, .integer = 1}); return;  // NEWTRUE
+      case 0x89: push({.kind = Kind::kBool}); return;                // NEWFALSE
+      case 'J': push_integer(number<std::int32_t>()); return;        // BININT
+      case 'K': push_integer(number<std::uint8_t>()); return;        // BININT1
+      case 'M': push_integer(number<std::uint16_t>()); return;       // BININT2
+      case 0x8A: push_long(); return;                                // LONG1
+      case 'G': push_float(); return;                                          // BINFLOAT
+      case 0x8C: push_text(take(byte())); return;                              // SHORT_BINUNICODE
+      case 'X': push_text(take(number<std::uint32_t>())); return;              // BINUNICODE
+      case 0x8D: push_text(take(number<std::uint64_t>())); return;             // BINUNICODE8
+      case ')': push({.kind = Kind::kTuple}); return;                          // EMPTY_TUPLE
+      case 0x85: push_tuple(1); return;                                        // TUPLE1
+      case 0x86: push_tuple(2); return;                                        // TUPLE2
+      case 0x87: push_tuple(3); return;                                        // TUPLE3
+      case 't': push({.kind = Kind::kTuple, .items = pop_to_mark()}); return;  // TUPLE
+      case ']': push({.kind = Kind::kList}); return;                           // EMPTY_LIST
+      case '}': push({.kind = Kind::kDict}); return;                           // EMPTY_DICT
+      case 'a': {                                                              // APPEND
         auto* item = pop();
         append(top(Kind::kList), {item});
         return;
       }
-      case 'e': {                                                                 // APPENDS
+      case 'e': {  // APPENDS
         const auto items = pop_to_mark();
         append(top(Kind::kList), items);
         return;
       }
-      case 's': {                                                                 // SETITEM
+      case 's': {  // SETITEM
         auto* value = pop();
         auto* key = pop();
         append(top(Kind::kDict), {key, value});
         return;
       }
-      case 'u': {                                                                 // SETITEMS
+      case 'u': {  // SETITEMS
         const auto items = pop_to_mark();
         if (items.size() % 2 != 0) damaged("a dict has a key without a value");
         append(top(Kind::kDict), items);
         return;
       }
-      case 'q': store(byte()); return;                                            // BINPUT
-      case 'r': store(number<std::uint32_t>()); return;                           // LONG_BINPUT
-      case 0x94: store(num_memoized_++); return;                                  // MEMOIZE
-      case 'h': load(byte()); return;                                             // BINGET
-      case 'j': load(number<std::uint32_t>()); return;                            // LONG_BINGET
-      case 'c': {                                                                 // GLOBAL
+      case 'q': store(byte()); return;                   // BINPUT
+      case 'r': store(number<std::uint32_t>()); return;  // LONG_BINPUT
+      case 0x94: store(num_memoized_++); return;         // MEMOIZE
+      case 'h': load(byte()); return;                    // BINGET
+      case 'j': load(number<std::uint32_t>()); return;   // LONG_BINGET
+      case 'c': {                                        // GLOBAL
         const auto module = line();
         push_global(module, line());
         return;
       }
-      case 0x93: {                                                                // STACK_GLOBAL
+      case 0x93: {  // STACK_GLOBAL
         const auto *name = pop(), *module = pop();
         if (name->kind != Kind::kText || module->kind != Kind::kText) damaged("a name is no text");
         push_global(module->text, name->text);
         return;
       }
-      case 'Q': push_storage(*pop()); return;                                     // BINPERSID
-      case 'R': reduce(); return;                                                 // REDUCE
-      case 'b': {                                                                 // BUILD: attributes, as _metadata
+      case 'Q': push_storage(*pop()); return;  // BINPERSID
+      case 'R': reduce(); return;              // REDUCE
+      case 'b': {                              // BUILD: attributes, as _metadata
         pop();
         top(Kind::kDict);
         return;
@@ -249,16 +269,19 @@ class PickleReader {
     if (module == "torch._utils" && name == "_rebuild_parameter") return push({.kind = Kind::kRebuildParameter});
     if (module == "torch") {
       const auto* found = std::ranges::find(kStorageTypes, name, &StorageType::name);
-      if (found != kStorageTypes.end()) return push({.kind = Kind::kStorageType, .integer = found - kStorageTypes.data()});
+      if (found != kStorageTypes.end()) {
+        return push({.kind = Kind::kStorageType, .integer = found - kStorageTypes.data()});
+      }
     }
-    fail("{}: data.pkl names {}, which a state dict of plain tensors does not need; nothing was run. If you trust its source, {}", file_,
-         shown_text(fmt::format("{}.{}", module, name)), kConvert);
+    fail("{}: data.pkl names {}, which a state dict of plain tensors does not need; nothing was run. If you trust its "
+         "source, {}", file_, shown_text(fmt::format("{}.{}", module, name)), kConvert);
   }
 
   /// ("storage", type, key, device, number of elements)
   void push_storage(const Value& id) {
     constexpr std::array kKinds{Kind::kText, Kind::kStorageType, Kind::kText, Kind::kText, Kind::kInt};
-    if (id.kind != Kind::kTuple || !std::ranges::equal(id.items, kKinds, {}, &Value::kind) || id.items[0]->text != "storage") {
+    if (id.kind != Kind::kTuple || !std::ranges::equal(id.items, kKinds, {}, &Value::kind) ||
+        id.items[0]->text != "storage") {
       damaged("a storage is not described by its type, name, device and size");
     }
     const auto name = prefix_ + "data/" + std::string(id.items[2]->text);
@@ -266,10 +289,13 @@ class PickleReader {
     const auto type = id.items[1]->integer;
     const auto size = static_cast<std::int64_t>(dtype_size(kStorageTypes[static_cast<std::size_t>(type)].dtype));
     const auto num_elements = id.items[4]->integer;
-    if (static_cast<std::int64_t>(bytes.size()) % size != 0 || num_elements != static_cast<std::int64_t>(bytes.size()) / size) {
-      damaged("storage {} holds {} bytes, expected {} elements of {} bytes", shown_text(name), bytes.size(), num_elements, size);
+    if (static_cast<std::int64_t>(bytes.size()) % size != 0 ||
+        num_elements != static_cast<std::int64_t>(bytes.size()) / size) {
+      damaged("storage {} holds {} bytes, expected {} elements of {} bytes", shown_text(name), bytes.size(),
+              num_elements, size);
     }
-    push({.kind = Kind::kStorage, .integer = type, .text = {reinterpret_cast<const char*>(bytes.data()), bytes.size()}});
+    push(
+        {.kind = Kind::kStorage, .integer = type, .text = {reinterpret_cast<const char*>(bytes.data()), bytes.size()}});
   }
 
   void reduce() {
@@ -284,7 +310,8 @@ class PickleReader {
     }
     // storage, offset, shape, strides; the rest: whether it is trained, hooks, and flags of views that are not computed
     constexpr std::array kKinds{Kind::kStorage, Kind::kInt, Kind::kTuple, Kind::kTuple};
-    if (function->kind == Kind::kRebuildTensor && (items.size() == 6 || (items.size() == 7 && is_empty_dict(*items[6]))) &&
+    if (function->kind == Kind::kRebuildTensor &&
+        (items.size() == 6 || (items.size() == 7 && is_empty_dict(*items[6]))) &&
         std::ranges::equal(std::span(items).first(4), kKinds, {}, &Value::kind)) {
       return push({.kind = Kind::kTensor, .items = {items.begin(), items.begin() + 4}});
     }
@@ -306,7 +333,9 @@ class PickleReader {
 std::vector<std::int64_t> integers(const Value& tuple, const std::string& where, std::string_view what) {
   std::vector<std::int64_t> values;
   for (const auto* item : tuple.items) {
-    if (item->kind != Value::Kind::kInt || item->integer < 0) fail("{}: its {} are not all sizes; {}", where, what, kConvert);
+    if (item->kind != Value::Kind::kInt || item->integer < 0) {
+      fail("{}: its {} are not all sizes; {}", where, what, kConvert);
+    }
     values.push_back(item->integer);
   }
   return values;
@@ -340,15 +369,17 @@ TensorView view_of(const Value& tensor, std::string name, const std::string& whe
     }
   }
   const auto available = static_cast<std::int64_t>(storage.text.size());
-  if (strides.size() != view.shape.size() || offset < 0 || __builtin_mul_overflow(offset, size, &begin) || begin > available ||
-      num_elements * size > available - begin) {
-    fail("{}: {} elements from {} on do not lie in its storage of {} bytes; {}", where, shape_text(view.shape), offset, available, kConvert);
+  if (strides.size() != view.shape.size() || offset < 0 || __builtin_mul_overflow(offset, size, &begin) ||
+      begin > available || num_elements * size > available - begin) {
+    fail("{}: {} elements from {} on do not lie in its storage of {} bytes; {}", where, shape_text(view.shape), offset,
+         available, kConvert);
   }
   if (num_elements > 0 && !is_contiguous(view.shape, strides)) {
     fail("{}: stored in another order than by rows (strides {} for {}); save it again after .contiguous()", where,
          shape_text(strides), shape_text(view.shape));
   }
-  view.bytes = std::as_bytes(std::span(storage.text)).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(num_elements * size));
+  view.bytes = std::as_bytes(std::span(storage.text))
+                   .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(num_elements * size));
   return view;
 }
 
@@ -370,7 +401,10 @@ void TorchFile::parse() {
     fail("{}: written in the format of torch before 1.6; load and save it once with a newer torch: "
          "torch.save(torch.load(f), f)", file);
   }
-  if (!text.starts_with("PK")) fail("{}: {} bytes that begin no zip archive, expected a file of torch.save; download it again", file, bytes.size());
+  if (!text.starts_with("PK")) {
+    fail("{}: {} bytes that begin no zip archive, expected a file of torch.save; download it again", file,
+         bytes.size());
+  }
 
   const ZipArchive archive(bytes, file);
   std::string prefix;
@@ -381,23 +415,32 @@ void TorchFile::parse() {
     prefix = name.substr(0, name.size() - kPickle.size());
     ++num_pickles;
   }
-  if (num_pickles != 1) fail("{}: holds {} files data.pkl, expected one; is it a file of torch.save?", file, num_pickles);
+  if (num_pickles != 1) {
+    fail("{}: holds {} files data.pkl, expected one; is it a file of torch.save?", file, num_pickles);
+  }
   if (archive.contains(prefix + "byteorder") && archive.checked_text(prefix + "byteorder") == "big") {
     fail("{}: written on a big-endian machine; {}", file, kConvert);
   }
   const auto pickle = archive.checked_text(prefix + "data.pkl");
-  if (pickle.size() > kMaxPickleBytes) fail("{}: data.pkl has {} bytes, expected at most {}", file, pickle.size(), kMaxPickleBytes);
+  if (pickle.size() > kMaxPickleBytes) {
+    fail("{}: data.pkl has {} bytes, expected at most {}", file, pickle.size(), kMaxPickleBytes);
+  }
 
   PickleReader reader(pickle, archive, prefix, file);
   const auto& root = reader.run();
-  if (root.kind != Value::Kind::kDict) fail("{}: holds {}, expected a state dict; save model.state_dict()", file, kind_name(root.kind));
+  if (root.kind != Value::Kind::kDict) {
+    fail("{}: holds {}, expected a state dict; save model.state_dict()", file, kind_name(root.kind));
+  }
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < root.items.size(); i += 2) {
     const auto &key = *root.items[i], &value = *root.items[i + 1];
-    if (key.kind != Value::Kind::kText) fail("{}: a key of the state dict is {}, expected a text", file, kind_name(key.kind));
+    if (key.kind != Value::Kind::kText) {
+      fail("{}: a key of the state dict is {}, expected a text", file, kind_name(key.kind));
+    }
     const auto where = fmt::format("{}: tensor {}", file, shown_text(key.text));
     if (value.kind != Value::Kind::kTensor) {
-      fail("{}: holds {}, expected a tensor; save the state dict alone: torch.save(model.state_dict(), f)", where, kind_name(value.kind));
+      fail("{}: holds {}, expected a tensor; save the state dict alone: torch.save(model.state_dict(), f)", where,
+           kind_name(value.kind));
     }
     if (!names.insert(key.text).second) fail("{}: given twice; {}", where, kConvert);
     tensors_.push_back(view_of(value, std::string(key.text), where));

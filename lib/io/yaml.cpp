@@ -24,7 +24,7 @@ namespace mergex::io {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{8} << 20;
-constexpr std::size_t kMaxExpandedBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxExpandedBytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxDepth = 64;
 
 std::string place(const std::string& file, const YAML::Mark& mark) {
@@ -57,7 +57,9 @@ bool is_disputed_number(std::string_view digits) {
   if (digits.find(':') == std::string_view::npos || !all_of(digits, "0123456789:.")) return false;
   for (auto rest = digits.substr(0, digits.find('.')); !rest.empty();) {  // 1:30:05
     const auto part = rest.substr(0, rest.find(':'));
-    if (part.empty() || (part.data() != digits.data() && (part.size() > 2 || (part.size() == 2 && part[0] > '5')))) return false;
+    const bool is_first = part.data() == digits.data();
+    const bool is_below_60 = part.size() == 1 || (part.size() == 2 && part[0] < '6');
+    if (part.empty() || (!is_first && !is_below_60)) return false;
     rest.remove_prefix(std::min(rest.size(), part.size() + 1));
   }
   return digits.back() != ':';
@@ -75,10 +77,12 @@ Json plain_scalar(const std::string& text, const std::string& where) {
     fail("{}: got {}, expected a finite number", where, text);
   }
   if (is_disputed_number(digits)) {
-    fail("{}: {} means different numbers in YAML 1.1 and 1.2; write it as a plain decimal number, or in quotes if it is a "
-         "text", where, cut(text));
+    fail("{}: \"{}\" means different numbers in YAML 1.1 and 1.2; write it as a plain decimal number, or in quotes if "
+         "it is a text", where, cut(text));
   }
-  if (digits.empty() || !all_of(digits, "0123456789.eE+-") || digits.find_first_of(kDigits) == std::string_view::npos) return text;
+  if (digits.empty() || !all_of(digits, "0123456789.eE+-") || digits.find_first_of(kDigits) == std::string_view::npos) {
+    return text;
+  }
   if (digits[0] == '-' || digits[0] == '+') return text;  // a second sign
   const char* begin = text.data() + (text[0] == '+' ? 1 : 0);
   const char* end = text.data() + text.size();
@@ -89,7 +93,9 @@ Json plain_scalar(const std::string& text, const std::string& where) {
   double number = 0;
   const auto [stop, error] = std::from_chars(begin, end, number);
   if (stop != end) return text;
-  if (error != std::errc()) fail("{}: {} is too large or too small for a number; put it in quotes if it is a text", where, cut(text));
+  if (error != std::errc()) {
+    fail("{}: \"{}\" is too large or too small for a number; put it in quotes if it is a text", where, cut(text));
+  }
   return number;
 }
 
@@ -114,7 +120,11 @@ class TreeBuilder : public YAML::EventHandler {
     return std::exchange(root_, nullptr);
   }
 
-  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    // At a stray "," or "]" the parser stands still and reads empty documents for ever.
+    if (mark.pos <= last_start_) fail("{}: not valid YAML: a value was expected here", place(file_, mark));
+    last_start_ = mark.pos;
+  }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add({.mark = mark}, anchor); }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -122,17 +132,27 @@ class TreeBuilder : public YAML::EventHandler {
     if (found == anchored_.end()) fail("{}: the alias stands inside what it repeats", place(file_, mark));
     attach(found->second);
   }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
     check_tag(mark, tag, "str");
+    // The library turns \_ and \N into single bytes.
+    if (!is_valid_utf8(value)) {
+      fail("{}: an escape in the text makes no valid UTF-8; write it as \\u00A0 or \\u0085", place(file_, mark));
+    }
     const bool is_plain = tag == "?" || tag.empty();
-    add({.mark = mark, .scalar = is_plain ? plain_scalar(value, place(file_, mark)) : Json(value), .is_quoted = !is_plain}, anchor);
+    add({.mark = mark,
+         .scalar = is_plain ? plain_scalar(value, place(file_, mark)) : Json(value),
+         .is_quoted = !is_plain},
+        anchor);
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
     check_tag(mark, tag, "seq");
     open({.kind = Node::Kind::kSequence, .mark = mark}, anchor);
   }
   void OnSequenceEnd() override { close(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
     check_tag(mark, tag, "map");
     open({.kind = Node::Kind::kMapping, .mark = mark}, anchor);
   }
@@ -148,7 +168,7 @@ class TreeBuilder : public YAML::EventHandler {
     constexpr std::string_view kStandard = "tag:yaml.org,2002:";
     if (tag.empty() || tag == "?" || tag == "!") return;
     if (tag.starts_with(kStandard) && std::string_view(tag).substr(kStandard.size()) == expected) return;
-    fail("{}: tag {} is not understood here; remove it", place(file_, mark), cut(tag));
+    fail("{}: tag \"{}\" is not understood here; remove it", place(file_, mark), cut(tag));
   }
   void attach(std::shared_ptr<const Node> node) {
     if (open_.empty()) {
@@ -174,6 +194,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   std::string file_;
+  int last_start_ = -1;  // of the document before
   std::shared_ptr<const Node> root_;
   std::vector<Open> open_;
   std::unordered_map<YAML::anchor_t, std::shared_ptr<const Node>> anchored_;
@@ -201,8 +222,7 @@ class Expander {
         }
         return array;
       }
-      case Node::Kind::kMapping:
-        break;
+      case Node::Kind::kMapping: break;
     }
     auto object = Json::object();
     auto& members = object.get_ref<Json::object_t&>();
@@ -240,7 +260,9 @@ class Expander {
     for (std::size_t i = 0; i + 1 < mapping.children.size(); i += 2) {
       const auto &key = *mapping.children[i], &value = *mapping.children[i + 1];
       if (key.kind != Node::Kind::kScalar) fail_at(key, "a key is a list or a mapping, expected a text");
-      if (!key.scalar.is_string()) fail_at(key, "a key is read as {}, expected a text; put it in quotes", key.scalar.dump());
+      if (!key.scalar.is_string()) {
+        fail_at(key, "a key is read as {}, expected a text; put it in quotes", key.scalar.dump());
+      }
       const auto& name = key.scalar.get_ref<const std::string&>();
       spend(key, name.size() + 64);
       if (name == "<<" && !key.is_quoted) {
@@ -262,7 +284,9 @@ class Expander {
       }
       if (source.kind != Node::Kind::kMapping) fail_at(source, "<< takes a mapping or a list of mappings");
       for (const auto& member : members_of(source, depth + 1)) {
-        if (key_of.emplace(member.key->scalar.get_ref<const std::string&>(), member.key).second) members.push_back(member);
+        if (key_of.emplace(member.key->scalar.get_ref<const std::string&>(), member.key).second) {
+          members.push_back(member);
+        }
       }
     }
     return members;
@@ -275,7 +299,9 @@ class Expander {
 }  // namespace
 
 std::vector<JsonDocument> parse_yaml(std::string_view text, const std::string& file) {
-  if (text.size() > kMaxFileBytes) fail("{}: {} bytes, expected a YAML file of at most {} MiB", file, text.size(), kMaxFileBytes >> 20);
+  if (text.size() > kMaxFileBytes) {
+    fail("{}: {} bytes, expected a YAML file of at most {} MiB", file, text.size(), kMaxFileBytes >> 20);
+  }
   if (const auto at = std::min(invalid_utf8_at(text).value_or(text.size()), text.find('\0')); at < text.size()) {
     const auto before = text.substr(0, at);
     const auto line_start = before.rfind('\n') + 1;  // npos + 1 is 0
@@ -295,7 +321,8 @@ std::vector<JsonDocument> parse_yaml(std::string_view text, const std::string& f
       document.value = Expander(document).expand(*root, "");
     }
   } catch (const YAML::Exception& error) {
-    fail("{}: not valid YAML: {}", place(file, error.mark), cut(error.msg));
+    const auto what = std::string_view(error.msg).substr(0, error.msg.find(": "));  // behind it, a piece of the file
+    fail("{}: not valid YAML: {}", place(file, error.mark), cut(what));
   }
   return documents;
 }

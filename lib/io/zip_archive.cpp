@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint32_t kLocalHeader = 0x04034b50, kDirectoryEntry = 0x02014b50, kDirectoryEnd = 0x06054b50,
                         kDirectoryEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
-constexpr std::size_t kLocalHeaderBytes = 30, kDirectoryEntryBytes = 46, kDirectoryEndBytes = 22, kDirectoryEnd64Bytes = 56,
-                      kLocator64Bytes = 20, kMaxCommentBytes = 0xFFFF;
+constexpr std::size_t kLocalHeaderBytes = 30, kDirectoryEntryBytes = 46, kDirectoryEndBytes = 22,
+                      kDirectoryEnd64Bytes = 56, kLocator64Bytes = 20, kMaxCommentBytes = 0xFFFF;
 constexpr std::uint16_t kExtra64 = 1;
 
 /// A number, little endian, at an offset that the caller has checked.
@@ -27,12 +27,15 @@ T number(std::span<const std::byte> bytes, std::uint64_t at) {
 }
 
 /// `count` bytes from `at` on; nothing where they are not all there.
-std::optional<std::span<const std::byte>> part(std::span<const std::byte> bytes, std::uint64_t at, std::uint64_t count) {
+std::optional<std::span<const std::byte>> part(std::span<const std::byte> bytes, std::uint64_t at,
+                                               std::uint64_t count) {
   if (at > bytes.size() || count > bytes.size() - at) return std::nullopt;
   return bytes.subspan(at, count);
 }
 
-std::string text(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 }  // namespace
 
@@ -43,9 +46,11 @@ ZipArchive::ZipArchive(std::span<const std::byte> bytes, std::string file) : byt
 void ZipArchive::read_directory() {
   // The end record is last, but for a comment of unknown length.
   std::optional<std::uint64_t> end;
-  for (std::uint64_t back = kDirectoryEndBytes; back <= std::min(bytes_.size(), kDirectoryEndBytes + kMaxCommentBytes); ++back) {
+  for (std::uint64_t back = kDirectoryEndBytes; back <= std::min(bytes_.size(), kDirectoryEndBytes + kMaxCommentBytes);
+       ++back) {
     const auto at = bytes_.size() - back;
-    if (number<std::uint32_t>(bytes_, at) == kDirectoryEnd && number<std::uint16_t>(bytes_, at + 20) == back - kDirectoryEndBytes) {
+    if (number<std::uint32_t>(bytes_, at) == kDirectoryEnd &&
+        number<std::uint16_t>(bytes_, at + 20) == back - kDirectoryEndBytes) {
       end = at;
       break;
     }
@@ -54,10 +59,14 @@ void ZipArchive::read_directory() {
 
   std::uint64_t num_entries = number<std::uint16_t>(bytes_, *end + 10);
   std::uint64_t size = number<std::uint32_t>(bytes_, *end + 12), offset = number<std::uint32_t>(bytes_, *end + 16);
-  const auto damaged = [&](std::string_view what) { fail("{}: damaged archive: {}; download or copy it again", file_, what); };
+  const auto damaged = [&](std::string_view what) {
+    fail("{}: damaged archive: {}; download or copy it again", file_, what);
+  };
   if (*end >= kLocator64Bytes && number<std::uint32_t>(bytes_, *end - kLocator64Bytes) == kLocator64) {
     const auto record = part(bytes_, number<std::uint64_t>(bytes_, *end - kLocator64Bytes + 8), kDirectoryEnd64Bytes);
-    if (!record || number<std::uint32_t>(*record, 0) != kDirectoryEnd64) damaged("its zip64 record is not where it should be");
+    if (!record || number<std::uint32_t>(*record, 0) != kDirectoryEnd64) {
+      damaged("its zip64 record is not where it should be");
+    }
     num_entries = number<std::uint64_t>(*record, 32);
     size = number<std::uint64_t>(*record, 40);
     offset = number<std::uint64_t>(*record, 48);
@@ -93,7 +102,9 @@ void ZipArchive::read_directory() {
       }
       field += 4u + field_size;
     }
-    if (!entries_.emplace(text(*name), entry).second) damaged(fmt::format("it holds {} twice", shown(Json(text(*name)))));
+    if (!entries_.emplace(text(*name), entry).second) {
+      damaged(fmt::format("it holds {} twice", shown(Json(text(*name)))));
+    }
     at += kDirectoryEntryBytes + name_size + extra_size + number<std::uint16_t>(*fixed, 32);
   }
 }
@@ -101,16 +112,21 @@ void ZipArchive::read_directory() {
 std::span<const std::byte> ZipArchive::content(const std::string& name) const {
   const auto found = entries_.find(name);
   const auto shown_name = shown(Json(name));
-  if (found == entries_.end()) fail("{}: damaged archive: it holds no {}; download or copy it again", file_, shown_name);
+  if (found == entries_.end()) {
+    fail("{}: damaged archive: it holds no {}; download or copy it again", file_, shown_name);
+  }
   const auto& entry = found->second;
   if (entry.is_encrypted) fail("{}: {} is encrypted; save the file again without a password", file_, shown_name);
-  if (entry.is_compressed) fail("{}: {} is compressed; save it again with torch.save, which does not compress", file_, shown_name);
+  if (entry.is_compressed) {
+    fail("{}: {} is compressed; save it again with torch.save, which does not compress", file_, shown_name);
+  }
   const auto header = part(bytes_, entry.header_offset, kLocalHeaderBytes);
   if (!header || number<std::uint32_t>(*header, 0) != kLocalHeader) {
     fail("{}: damaged archive: {} is not where the directory says; download or copy it again", file_, shown_name);
   }
   // The local header has its own extra field, by which programs align the content.
-  const auto begin = entry.header_offset + kLocalHeaderBytes + number<std::uint16_t>(*header, 26) + number<std::uint16_t>(*header, 28);
+  const auto begin =
+      entry.header_offset + kLocalHeaderBytes + number<std::uint16_t>(*header, 26) + number<std::uint16_t>(*header, 28);
   const auto content = part(bytes_, begin, entry.size);
   if (!content) fail("{}: damaged archive: {} reaches beyond the file; download or copy it again", file_, shown_name);
   return *content;

@@ -9,8 +9,8 @@
 
 namespace mergex::io {
 
-/// The files of a zip archive that lies in memory, which must outlive this. Those that are compressed or encrypted are an
-/// error when they are asked for. Format: PKWARE APPNOTE 6.3 with zip64.
+/// The files of a zip archive that lies in memory, which must outlive this. Those that are compressed or encrypted are
+/// an error when they are asked for. Format: PKWARE APPNOTE 6.3 with zip64.
 class ZipArchive {
  public:
   struct Entry {

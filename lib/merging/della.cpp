@@ -43,30 +43,33 @@ template <class T>
 class RowRanks {
  public:
   std::span<const std::uint32_t> operator()(std::span<const T> row) {
-    const auto n = row.size();
-    order_.resize(n);
-    next_.resize(n);
-    std::iota(order_.rbegin(), order_.rend(), 0u);
-    // Least digit first (Knuth, volume 3, 5.2.5); each step keeps the order of equal digits.
-    constexpr int kDigitBits = 11;
-    constexpr std::size_t kDigits = std::size_t{1} << kDigitBits;
-    for (int shift = 0; shift < static_cast<int>(sizeof(T)) * 8; shift += kDigitBits) {
-      std::array<std::uint32_t, kDigits> place{};
-      const auto digit = [&](std::uint32_t i) {
-        const auto size = std::bit_cast<Bits<T>>(row[i]) & (~Bits<T>{0} >> 1);
-        return static_cast<std::size_t>(size >> shift) % kDigits;
-      };
-      for (const auto i : order_) ++place[digit(i)];
-      std::exclusive_scan(place.begin(), place.end(), place.begin(), 0u);
-      for (const auto i : order_) next_[place[digit(i)]++] = i;
-      order_.swap(next_);
+    constexpr std::size_t kDigits = 256;
+    std::array<std::array<std::uint32_t, kDigits>, sizeof(T)> place{};
+    entries_.resize(row.size());
+    sorted_.resize(row.size());
+    ranks_.resize(row.size());
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const auto size = std::bit_cast<Bits<T>>(row[i]) & (~Bits<T>{0} >> 1);
+      entries_[row.size() - 1 - i] = {size, static_cast<std::uint32_t>(i)};
+      for (std::size_t d = 0; d < sizeof(T); ++d) ++place[d][size >> (8 * d) & 255];
     }
-    for (std::size_t rank = 0; rank < n; ++rank) next_[order_[rank]] = static_cast<std::uint32_t>(rank);
-    return next_;
+    // Least digit first (Knuth, volume 3, 5.2.5): each step keeps the order of equal digits.
+    for (std::size_t d = 0; d < sizeof(T); ++d) {
+      std::exclusive_scan(place[d].begin(), place[d].end(), place[d].begin(), 0u);
+      for (const auto& entry : entries_) sorted_[place[d][entry.size >> (8 * d) & 255]++] = entry;
+      entries_.swap(sorted_);
+    }
+    for (std::size_t rank = 0; rank < row.size(); ++rank) ranks_[entries_[rank].position] = static_cast<std::uint32_t>(rank);
+    return ranks_;
   }
 
  private:
-  std::vector<std::uint32_t> order_, next_;
+  struct Entry {
+    Bits<T> size;
+    std::uint32_t position;
+  };
+  std::vector<Entry> entries_, sorted_;
+  std::vector<std::uint32_t> ranks_;
 };
 
 /// Keeps an entry with a chance that rises with its rank within the row.
@@ -76,9 +79,16 @@ class RankBernoulliSparsifier final : public Sparsifier<T> {
   RankBernoulliSparsifier(const TensorContext& context, bool divide_by_chance)
       : row_length_(context.row_length()), divide_by_chance_(divide_by_chance) {
     for (std::size_t i = 0; i < context.inputs.size(); ++i) {
-      inputs_.push_back({.key = mask_key(context, "della", i),
-                         .density = context.inputs[i].parameters["density"],
-                         .half_width = half_width(context, context.inputs[i])});
+      auto& input = inputs_.emplace_back();
+      input.key = mask_key(context, "della", i);
+      input.density = context.inputs[i].parameters["density"];
+      const double half = half_width(context, context.inputs[i]);
+      for (std::int64_t rank = 0; rank < row_length_; ++rank) {
+        // From 0 to 1; the only entry of a row stands in the middle.
+        const double place = row_length_ == 1 ? 0.5 : static_cast<double>(rank) / static_cast<double>(row_length_ - 1);
+        input.chances.push_back(input.density - half + 2.0 * half * place);
+        input.thresholds.push_back(chance(input.chances.back()));
+      }
     }
   }
 
@@ -99,16 +109,10 @@ class RankBernoulliSparsifier final : public Sparsifier<T> {
         const auto n = std::min(kBlock, row_length_ - begin);
         const auto* word = words.draw(run.begin + row + begin, n);
         for (std::int64_t i = 0; i < n; ++i) {
-          const double place = row_length_ == 1 ? 0.5
-                                                : static_cast<double>(ranks[static_cast<std::size_t>(begin + i)]) /
-                                                      static_cast<double>(row_length_ - 1);
-          const double keep_chance = input.density - input.half_width + 2.0 * input.half_width * place;
+          const auto rank = ranks[static_cast<std::size_t>(begin + i)];
           T& value = delta[row + begin + i];
-          if (word[i] >= chance(keep_chance)) {
-            value = T{0};
-          } else if (divide_by_chance_) {
-            value /= static_cast<T>(keep_chance);
-          }
+          value = word[i] < input.thresholds[rank] ? value : T{0};
+          if (divide_by_chance_) value /= static_cast<T>(input.chances[rank]);
         }
       }
     }
@@ -116,8 +120,10 @@ class RankBernoulliSparsifier final : public Sparsifier<T> {
 
  private:
   struct Input {
-    std::uint64_t key;
-    double density, half_width;
+    std::uint64_t key = 0;
+    double density = 1.0;
+    std::vector<double> chances;             // to be kept, by rank
+    std::vector<std::uint32_t> thresholds;  // of words
   };
   std::int64_t row_length_;
   bool divide_by_chance_;

@@ -78,9 +78,24 @@ std::optional<int> copies_only_input(const TensorContext& context) {
   return context.inputs.size() == 1 ? std::optional(0) : std::nullopt;
 }
 
+/// In double and rounded once, so that the average of equal models is that model.
+template <class T>
+class UniformSoup final : public TensorMerge<T> {
+ public:
+  explicit UniformSoup(std::size_t num_inputs) : coefficients_(num_inputs, 1.0 / static_cast<double>(num_inputs)) {}
+
+  void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
+    span_kernels<T>().combine(tile.count, static_cast<std::int64_t>(coefficients_.size()), tile.inputs.data(),
+                              coefficients_.data(), nullptr, out);
+  }
+
+ private:
+  std::vector<double> coefficients_;
+};
+
 template <class T>
 std::unique_ptr<TensorMerge<T>> make_soup(const TensorContext& context, ModelState*) {
-  return std::make_unique<LinearMerge<T>>(std::vector<T>(context.inputs.size(), T{1}), true);
+  return std::make_unique<UniformSoup<T>>(context.inputs.size());
 }
 
 }  // namespace

@@ -20,19 +20,19 @@ std::optional<int> copies(const TensorContext& context) {
 template <class T>
 class NearswapMerge final : public TensorMerge<T> {
  public:
-  explicit NearswapMerge(const TensorContext& context) : t_(context.shared["t"]) {}
+  explicit NearswapMerge(const TensorContext& context) : t_(static_cast<T>(context.shared["t"])) {}
 
   void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
-    constexpr double kSmallestDistance = 1e-6;
+    constexpr T kSmallestDistance = T(1e-6);
     for (std::int64_t i = 0; i < tile.count; ++i) {
-      const double a = static_cast<double>(tile.base[i]), b = static_cast<double>(tile.inputs[0][i]);
-      const double share = std::min(t_ / std::max(std::abs(a - b), kSmallestDistance), 1.0);
-      out[i] = static_cast<T>(share * b + (1.0 - share) * a);
+      const T a = tile.base[i], b = tile.inputs[0][i];
+      const T share = std::min(t_ / std::max(std::abs(a - b), kSmallestDistance), T{1});
+      out[i] = share * b + (T{1} - share) * a;
     }
   }
 
  private:
-  double t_;
+  T t_;
 };
 
 template <class T>

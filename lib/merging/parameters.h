@@ -12,6 +12,9 @@
 
 namespace mergex::merging {
 
+/// Names of Dialect, in its order.
+inline const std::vector<std::string> kDialectNames{"mergekit", "paper", "peft", "fusion_bench"};
+
 /// How a filter's text is held against tensor names.
 enum class FilterMatch {
   kSubstring,  ///< mergekit's: anywhere in the name

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "io/adapter_folder.h"
 #include "io/checkpoint_folder.h"
 #include "merging/method.h"
 
@@ -16,6 +17,7 @@ namespace mergex::merging {
 struct Model {
   std::string name;  ///< as the recipe gives it
   std::shared_ptr<const io::CheckpointFolder> folder;
+  std::shared_ptr<const io::AdapterFolder> adapter = {};  ///< applied to it, tensor by tensor
 };
 
 /// One tensor of the result.

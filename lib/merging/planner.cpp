@@ -1,12 +1,15 @@
 #include "merging/planner.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <unordered_map>
 
 #include "core/error.h"
 #include "core/suggest.h"
+#include "io/atomic_file.h"
+#include "merging/adapter_source.h"
 #include "merging/names.h"
 #include "merging/sidecar_files.h"
 
@@ -35,16 +38,31 @@ bool is_input_embedding(std::string_view name) {
          has_parts(name, "word_embeddings.weight") || has_parts(name, "embed_in.weight");
 }
 
+// A tensor of a model as the merge sees it: with the model's adapter applied, and with the rows of the result's vocabulary.
+struct ModelTensor {
+  std::string name;                      // in the model's files
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape = {};
+  bool is_wide = false;                  // float64, or an adapter's float64
+  const io::TensorView* view = nullptr;  // as stored; nullptr: the adapter alone has it
+  bool is_adapted = false;
+  bool has_vocabulary_rows = false;
+
+  std::span<const std::byte> bytes() const { return view == nullptr || is_adapted ? std::span<const std::byte>() : view->bytes; }
+};
+
 // A model's tensors by the names that the donor has for them.
 struct NamedModel {
   const io::CheckpointFolder* folder = nullptr;
-  std::unordered_map<std::string, const io::TensorView*> tensors = {};
+  std::shared_ptr<const AppliedAdapter> adapter = {};
+  std::unordered_map<std::string, const ModelTensor*> tensors = {};
+  std::deque<ModelTensor> all = {};
   std::vector<std::string> names = {};              // natural order
   std::map<std::string, std::int64_t> layers = {};  // stack -> number of layers
-  const io::TensorView* embedding = nullptr;
+  ModelTensor* embedding = nullptr;
   bool is_tied = false;  // by its config
 
-  const io::TensorView* find(const std::string& name) const {
+  const ModelTensor* find(const std::string& name) const {
     const auto found = tensors.find(name);
     return found == tensors.end() ? nullptr : found->second;
   }
@@ -57,6 +75,7 @@ class Planner {
   MergePlan plan() {
     open_models();
     settle_heads();
+    join_vocabularies();
     for (const auto& module : section_.modules) {
       if (module.has_slices) {
         plan_slices(module);
@@ -85,6 +104,12 @@ class Planner {
   void open_models() {
     for (const auto& reference : section_.models) {
       plan_.models.push_back({.name = reference.text, .folder = std::make_shared<io::CheckpointFolder>(reference.path)});
+      io::check_not_quantised(*plan_.models.back().folder);
+      if (const auto unused = plan_.models.back().folder->unused_files(); !unused.empty()) {
+        plan_.warnings.push_back(fmt::format("{}: {} not read, perhaps left by an older run: {}", reference.path.string(),
+                                             unused.size() == 1 ? "a file of weights is" : "files of weights are", fmt::join(unused, ", ")));
+      }
+      if (reference.adapter) plan_.models.back().adapter = std::make_shared<io::AdapterFolder>(*reference.adapter);
     }
     plan_.donor = plan_.models[donor()].folder->path();
     named_.resize(plan_.models.size());
@@ -111,27 +136,68 @@ class Planner {
   void name_tensors(std::size_t m, const std::vector<std::string>& reference) {
     auto& named = named_[m];
     named.folder = plan_.models[m].folder.get();
-    const auto stored = named.folder->tensors();
+    for (const auto* view : named.folder->tensors()) {
+      named.all.push_back({.name = view->name, .dtype = view->dtype, .shape = view->shape,
+                           .is_wide = view->dtype == DType::kF64, .view = view});
+    }
+    if (plan_.models[m].adapter != nullptr) {
+      named.adapter = std::make_shared<AppliedAdapter>(plan_.models[m].adapter, plan_.models[m].folder,
+                                                       section_.untie ? AppliedAdapter::TiedWeights::kUntie
+                                                                      : AppliedAdapter::TiedWeights::kRefuse);
+      unties_ = unties_ || named.adapter->unties();
+      for (const auto& [name, change] : named.adapter->changes()) {
+        auto found = std::ranges::find(named.all, name, &ModelTensor::name);
+        if (found == named.all.end()) found = named.all.insert(named.all.end(), ModelTensor{.name = name});
+        found->dtype = change.dtype;
+        found->shape = change.shape;
+        found->is_wide = change.wide;
+        found->is_adapted = true;
+      }
+    }
     std::vector<std::string> names;
-    for (const auto* tensor : stored) names.push_back(tensor->name);
+    for (const auto& tensor : named.all) names.push_back(tensor.name);
     const auto prefix = m == donor() ? Prefix{} : common_prefix(names, reference);
     const std::set<std::string> wanted(reference.begin(), reference.end());
-    for (const auto* tensor : stored) {
+    for (auto& tensor : named.all) {
       // What has the donor's name already (a head outside the prefix) keeps it.
-      auto name = wanted.contains(tensor->name) ? tensor->name : prefix.apply(tensor->name);
+      auto name = wanted.contains(tensor.name) ? tensor.name : prefix.apply(tensor.name);
       if (const auto layer = layer_of(name)) {
         auto& count = named.layers[layer->stack];
         count = std::max(count, layer->layer + 1);
       }
-      if (!named.tensors.emplace(name, tensor).second) {
+      if (!named.tensors.emplace(name, &tensor).second) {
         fail("{}: \"{}\" and another tensor would both be called \"{}\"; remove one", named.folder->path().string(),
-             tensor->name, name);
+             tensor.name, name);
       }
-      if (is_input_embedding(name) && (named.embedding == nullptr || name == "shared.weight")) named.embedding = tensor;
+      if (is_input_embedding(name) && (named.embedding == nullptr || name == "shared.weight")) named.embedding = &tensor;
       named.names.push_back(std::move(name));
     }
     std::ranges::sort(named.names, natural_less);
     named.is_tied = ties_embeddings(named.folder->config());
+  }
+
+  // Where the recipe joins vocabularies: every vocabulary tensor has the rows of the result from here on.
+  void join_vocabularies() {
+    if (!section_.tokenizer) return;
+    std::vector<VocabularyModel> models;
+    for (std::size_t m = 0; m < named_.size(); ++m) {
+      const auto* embedding = named_[m].embedding;
+      models.push_back({.name = plan_.models[m].name, .folder = named_[m].folder->path()});
+      if (embedding == nullptr || embedding->shape.size() != 2) continue;
+      models.back().rows = embedding->shape[0];
+      models.back().hidden_size = embedding->shape[1];
+    }
+    vocabulary_ = plan_vocabulary(models, section_.base, donor(), *section_.tokenizer);
+    for (std::size_t m = 0; m < named_.size(); ++m) {
+      if (vocabulary_->maps[m] == nullptr) continue;
+      const auto rows = models[m].rows;
+      for (auto& tensor : named_[m].all) {
+        if (!is_vocabulary_tensor(tensor.name, tensor.shape, rows)) continue;
+        tensor.shape[0] = vocabulary_->rows;
+        tensor.has_vocabulary_rows = true;
+      }
+    }
+    for (auto& warning : vocabulary_->warnings) plan_.warnings.push_back(std::move(warning));
   }
 
   static std::string text_of(const Json& config, const char* key) {
@@ -159,7 +225,7 @@ class Planner {
         }
         const auto* embedding = named_[m].embedding;
         if (embedding == nullptr || embedding->dtype != stored->dtype || embedding->shape != stored->shape ||
-            !std::ranges::equal(embedding->bytes, stored->bytes)) {
+            embedding->is_adapted || stored->is_adapted || !std::ranges::equal(embedding->bytes(), stored->bytes())) {
           fail("{}: its config ties the head to the embedding, but \"{}\" is stored and differs from \"{}\"; set \"untie\": "
                "true to keep it, or remove it", named_[m].folder->file_of(stored->name), stored->name,
                embedding == nullptr ? "no embedding" : embedding->name);
@@ -179,7 +245,6 @@ class Planner {
         for (auto& named : named_) {
           if (named.tensors.erase(head) > 0) std::erase(named.names, head);
         }
-        dropped_head_ = head;
       } else if (section_.untie) {
         unties_ = true;
       }
@@ -192,7 +257,7 @@ class Planner {
   struct Found {
     const SliceSource* source = nullptr;
     std::size_t model = 0;
-    const io::TensorView* tensor = nullptr;
+    const ModelTensor* tensor = nullptr;
   };
 
   bool is_in(const Module& module, const std::string& name) const { return module.name.empty() || module_of(name) == module.name; }
@@ -345,7 +410,7 @@ class Planner {
 
   // --- one tensor
 
-  void emit(const std::string& name, const std::vector<Found>& given, const io::TensorView* base, const Module& module,
+  void emit(const std::string& name, const std::vector<Found>& given, const ModelTensor* base, const Module& module,
             const Slice& slice, double position, bool may_be_missing) {
     std::vector<Found> found = given;
     bool drops_base = section_.has_base_role();
@@ -355,7 +420,7 @@ class Planner {
       return true;
     });
     PlannedTensor tensor{.name = name};
-    const io::TensorView* any = base;
+    const ModelTensor* any = base;
     for (const auto& f : found) any = any == nullptr ? f.tensor : any;
     if (any == nullptr) return;
     tensor.shape = any->shape;
@@ -375,10 +440,10 @@ class Planner {
 
     const bool has_base = section_.has_base_role();
     auto stored = has_base ? base->dtype : found.front().tensor->dtype;
-    bool is_wide = has_base && base->dtype == DType::kF64;
+    bool is_wide = has_base && base->is_wide;
     for (const auto& f : found) {
       if (!has_base) stored = promoted(stored, f.tensor->dtype);
-      is_wide = is_wide || f.tensor->dtype == DType::kF64;
+      is_wide = is_wide || f.tensor->is_wide;
       if (!is_float(f.tensor->dtype)) {
         fail("{}: \"{}\" is {}, elsewhere {}; expected a floating-point type", plan_.models[f.model].name, name,
              io::dtype_name(f.tensor->dtype), io::dtype_name(any->dtype));
@@ -389,6 +454,9 @@ class Planner {
 
     auto& context = tensor.context;
     context = {.name = name, .shape = tensor.shape, .has_base = has_base, .dialect = section_.dialect, .seed = seed_};
+    const bool is_16_bit = stored == DType::kBF16 || stored == DType::kF16;
+    const bool is_uniform = std::ranges::all_of(found, [&](const Found& f) { return f.tensor->dtype == stored; });
+    if (!section_.dtype && is_16_bit && is_uniform) context.native = stored;
     for (const auto& parameter : method_.parameters) {
       if (parameter.scope != Parameter::Scope::kShared) continue;
       context.shared.set(parameter.name, resolve(parameter, {&slice.parameters, &module.parameters, &section_.parameters},
@@ -406,9 +474,9 @@ class Planner {
       }
       input.statistics = statistics_of(*f.source, f.tensor->name, tensor.shape);
       context.inputs.push_back(std::move(input));
-      tensor.inputs.push_back(origin(f.model, f.tensor));
+      tensor.inputs.push_back(origin(f.model, f.tensor, name));
     }
-    if (has_base) tensor.base = origin(*section_.base, base);
+    if (has_base) tensor.base = origin(*section_.base, base, name);
     if (method_.problem != nullptr) {
       if (const auto problem = method_.problem(context); !problem.empty()) fail("{}: {}: {}", section_.where, name, problem);
     }
@@ -430,7 +498,7 @@ class Planner {
   }
 
   // Applies the rule for tensors that only some models have. @return whether there is still something to merge
-  bool settle_missing(PlannedTensor& tensor, std::vector<Found>& found, const io::TensorView* base, bool may_be_missing) {
+  bool settle_missing(PlannedTensor& tensor, std::vector<Found>& found, const ModelTensor* base, bool may_be_missing) {
     const bool has_base = section_.has_base_role();
     std::string lacking;
     for (const auto& f : found) {
@@ -474,16 +542,16 @@ class Planner {
     return "";
   }
 
-  void copy(PlannedTensor tensor, std::size_t model, const io::TensorView* view, std::string note) {
+  void copy(PlannedTensor tensor, std::size_t model, const ModelTensor* view, std::string note) {
     tensor.shape = view->shape;
     const bool converts = is_float(view->dtype) && !is_buffer_name(tensor.name, view->shape);
     tensor.dtype = converts ? section_.out_dtype.value_or(section_.dtype.value_or(view->dtype)) : view->dtype;
     tensor.note = std::move(note);
-    const auto from = origin(model, view);
+    const auto from = origin(model, view, tensor.name);
     tensor.context = {.name = tensor.name, .shape = tensor.shape};
-    if (tensor.dtype == view->dtype) {
+    if (const auto* stored = from.source->stored(); stored != nullptr && stored->dtype == tensor.dtype) {
       tensor.copied = from;
-    } else {  // only the type changes
+    } else {  // its type changes, or an adapter or a vocabulary does it
       static const Method& passthrough = find_method("passthrough", section_.where);
       tensor.method = &passthrough;
       tensor.inputs.push_back(from);
@@ -494,10 +562,10 @@ class Planner {
     plan_.tensors.push_back(std::move(tensor));
   }
 
-  void copy_buffer(PlannedTensor tensor, const std::vector<Found>& found, const io::TensorView* base) {
+  void copy_buffer(PlannedTensor tensor, const std::vector<Found>& found, const ModelTensor* base) {
     std::size_t model = base != nullptr ? *section_.base : 0;
-    const io::TensorView* first = base;
-    std::vector<std::pair<std::size_t, const io::TensorView*>> others;
+    const ModelTensor* first = base;
+    std::vector<std::pair<std::size_t, const ModelTensor*>> others;
     for (const auto& f : found) {
       if (f.tensor == nullptr) continue;
       if (first == nullptr) {
@@ -515,19 +583,44 @@ class Planner {
   void compare_buffers() const {
     if (section_.buffers_from_base) return;
     for (const auto& [name, model, view, other, other_view] : buffers_) {
-      if (view->dtype == other_view->dtype && view->shape == other_view->shape && std::ranges::equal(view->bytes, other_view->bytes)) continue;
+      if (view->dtype == other_view->dtype && view->shape == other_view->shape && std::ranges::equal(view->bytes(), other_view->bytes())) continue;
       fail("{}: the buffer \"{}\" differs from that of {}; set \"buffers\" to \"base\" to take the latter",
            plan_.models[other].name, name, plan_.models[model].name);
     }
   }
 
-  PlannedTensor::Origin origin(std::size_t model, const io::TensorView* view) {
-    auto& source = sources_[view];
+  // @param name  in the result: the tensor that other models have in its place
+  PlannedTensor::Origin origin(std::size_t model, const ModelTensor* tensor, const std::string& name) {
+    if (!tensor->has_vocabulary_rows) return {.model = model, .tensor = tensor->name, .source = whole(model, tensor)};
+    std::vector<RowSource::Part> parts;
+    for (std::size_t m = 0; m < named_.size(); ++m) {
+      const auto* same = m == model ? tensor : named_[m].find(name);
+      parts.push_back(same == nullptr || !same->has_vocabulary_rows
+                          ? RowSource::Part{}
+                          : RowSource::Part{.source = whole(m, same), .rows = named_[m].embedding->view->shape[0]});
+    }
+    std::int64_t row_length = 1;
+    for (std::size_t i = 1; i < tensor->shape.size(); ++i) row_length *= tensor->shape[i];
+    try {
+      plan_.sources.push_back(std::make_unique<RowSource>(vocabulary_->maps[model], std::move(parts), row_length));
+    } catch (const std::invalid_argument& error) {
+      fail("{}: \"{}\": {}; the models' vocabulary tensors do not fit together", section_.where, name, error.what());
+    }
+    return {.model = model, .tensor = tensor->name, .source = plan_.sources.back().get()};
+  }
+
+  // The values of a model's tensor with its own rows.
+  const Source* whole(std::size_t model, const ModelTensor* tensor) {
+    auto& source = sources_[tensor];
     if (source == nullptr) {
-      plan_.sources.push_back(std::make_unique<StoredTensor>(*view, is_float(view->dtype) ? section_.dtype : std::nullopt));
+      if (tensor->is_adapted) {
+        plan_.sources.push_back(named_[model].adapter->source(tensor->name));
+      } else {
+        plan_.sources.push_back(std::make_unique<StoredTensor>(*tensor->view, is_float(tensor->dtype) ? section_.dtype : std::nullopt));
+      }
       source = plan_.sources.back().get();
     }
-    return {.model = model, .tensor = view->name, .source = source};
+    return source;
   }
 
   const Source* statistics_of(const SliceSource& source, const std::string& tensor, const std::vector<std::int64_t>& shape) {
@@ -603,15 +696,22 @@ class Planner {
       config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_dtype_name(most->first);
     }
     if (unties_) config["tie_word_embeddings"] = false;
-    plan_sidecar_files(plan_, config);
+    if (vocabulary_) {
+      for (const auto& [pointer, value] : vocabulary_->config_edits) config[Json::json_pointer(pointer)] = value;
+      for (auto& file : vocabulary_->written_files) plan_.written_files.push_back(std::move(file));
+      for (const auto& file : vocabulary_->copied_files) {
+        plan_.written_files.emplace_back(file.string(), io::read_file(vocabulary_->tokenizer_folder / file));
+      }
+    }
+    plan_sidecar_files(plan_, config, vocabulary_.has_value());
   }
 
   struct BufferPair {
     std::string name;
     std::size_t model;
-    const io::TensorView* view;
+    const ModelTensor* view;
     std::size_t other;
-    const io::TensorView* other_view;
+    const ModelTensor* other_view;
   };
 
   const MergeSection& section_;
@@ -620,14 +720,14 @@ class Planner {
   MergePlan plan_;
   std::vector<NamedModel> named_;
   std::map<std::pair<std::size_t, std::string>, std::map<std::int64_t, std::vector<std::string>>> rests_;
-  std::unordered_map<const io::TensorView*, const Source*> sources_;
+  std::unordered_map<const ModelTensor*, const Source*> sources_;
   std::map<fs::path, std::shared_ptr<const io::SafetensorsFile>> statistics_;
   std::map<std::string, std::int64_t> num_layers_;             // stack -> layers written, where slices cut it
   std::map<std::string, std::vector<std::int64_t>> origins_;   // stack -> the first source's layer of each layer written
   std::vector<std::string> missing_, mismatched_;
   std::vector<BufferPair> buffers_;
+  std::optional<VocabularyPlan> vocabulary_;
   bool unties_ = false;
-  std::string dropped_head_;
 };
 
 }  // namespace

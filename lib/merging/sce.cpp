@@ -115,25 +115,9 @@ class SceMerge final : public TensorMerge<T> {
     }
   }
 
-  /// Population variance over the models, in double, rounded once.
-  std::span<const T> variances_of(std::int64_t count, T* deltas, std::array<T, kBlock>& variances) const {
-    std::array<double, kBlock> mean{}, squares{};
-    const auto n = static_cast<double>(num_inputs_);
-    const auto length = static_cast<std::size_t>(count);
-    for (std::size_t i = 0; i < num_inputs_; ++i) {
-      const T* delta = delta_of(deltas, i, count);
-      for (std::size_t e = 0; e < length; ++e) mean[e] += static_cast<double>(delta[e]);
-    }
-    for (std::size_t e = 0; e < length; ++e) mean[e] /= n;
-    for (std::size_t i = 0; i < num_inputs_; ++i) {
-      const T* delta = delta_of(deltas, i, count);
-      for (std::size_t e = 0; e < length; ++e) {
-        const double distance = static_cast<double>(delta[e]) - mean[e];
-        squares[e] += distance * distance;
-      }
-    }
-    for (std::size_t e = 0; e < length; ++e) variances[e] = static_cast<T>(squares[e] / n);
-    return {variances.data(), length};
+  std::span<const T> variances_of(std::int64_t count, const T* deltas, std::array<T, kBlock>& variances) const {
+    span_kernels<T>().variance(count, static_cast<std::int64_t>(num_inputs_), deltas, count, variances.data());
+    return {variances.data(), static_cast<std::size_t>(count)};
   }
 
   void select(const Tile<T>& tile, const Workspace<T>& workspace, std::int64_t count, T* deltas) const {

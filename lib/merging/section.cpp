@@ -34,9 +34,9 @@ class Reader {
     section_.where = object_.where();
     const auto name = object_.required<std::string>("method");
     section_.method = &find_method(name, object_.where("method"));
-    section_.dialect = static_cast<Dialect>(object_.choice("dialect", kDialects, 0));
+    section_.dialect = static_cast<Dialect>(object_.choice("dialect", kDialectNames, 0));
     section_.filters = static_cast<FilterMatch>(object_.choice("filters", kFilterMatches, 1));
-    section_.keeps_padding_rows = object_.choice("padding_rows", kPaddingRows, 0) == 0;
+    keeps_padding_rows_ = object_.choice("padding_rows", kPaddingRows, 0) == 0;
     section_.missing = static_cast<MissingRule>(object_.choice("missing", kMissingRules, 0));
     section_.buffers_from_base = object_.choice("buffers", kBufferRules, 0) == 1;
     object_.optional("untie", section_.untie);
@@ -53,20 +53,19 @@ class Reader {
     object_.optional("chat_template", section_.chat_template);
     object_.finish();
     check();
-    section_.resolved["dialect"] = kDialects[static_cast<std::size_t>(section_.dialect)];
+    section_.resolved["dialect"] = kDialectNames[static_cast<std::size_t>(section_.dialect)];
     section_.resolved["filters"] = kFilterMatches[static_cast<std::size_t>(section_.filters)];
-    section_.resolved["padding_rows"] = kPaddingRows[section_.keeps_padding_rows ? 0 : 1];
+    section_.resolved["padding_rows"] = kPaddingRows[keeps_padding_rows_ ? 0 : 1];
     return std::move(section_);
   }
 
  private:
-  inline static const std::vector<std::string> kDialects{"mergekit", "paper", "peft", "fusion_bench"};
   inline static const std::vector<std::string> kFilterMatches{"substring", "parts"};
   inline static const std::vector<std::string> kPaddingRows{"keep", "drop"};
   inline static const std::vector<std::string> kMissingRules{"error", "available", "base"};
   inline static const std::vector<std::string> kBufferRules{"error", "base"};
   inline static const std::vector<std::string> kModules{"encoder", "decoder", "shared"};
-  inline static const std::vector<std::string> kTokenKinds{"model", "model_token", "zero"};
+  inline static const std::vector<std::string> kTokenKinds{"model_token", "zero"};
 
   std::optional<io::DType> dtype(std::string_view key) {
     if (object_.has(key) && object_.peek(key).is_null()) {
@@ -216,53 +215,60 @@ class Reader {
   }
 
   void read_tokenizer_source(io::JsonObject& object, std::string_view key) {
-    auto& tokenizer = section_.tokenizer;
     const auto name = object.required<std::string>(key);
     if (name == "union") {
-      tokenizer.source = TokenizerSection::Source::kUnion;
+      section_.tokenizer->source = VocabularyOptions::Source::kUnion;
     } else if (name == "base") {
-      tokenizer.source = TokenizerSection::Source::kBase;
+      section_.tokenizer->source = VocabularyOptions::Source::kBase;
     } else {
-      tokenizer.source = TokenizerSection::Source::kModel;
-      tokenizer.model = listed_model(name, object.where(key));
+      section_.tokenizer->source = VocabularyOptions::Source::kModel;
+      section_.tokenizer->model = listed_model(name, object.where(key));
     }
   }
 
   // A model that the merge reads anyway.
-  std::size_t listed_model(const std::string& text, const std::string& where) {
+  std::string listed_model(const std::string& text, const std::string& where) {
     const auto before = section_.models.size();
     const auto found = model_of(text, where);
     if (found == before) fail("{}: got \"{}\", which is none of the models of this merge", where, text);
-    return found;
+    return section_.models[found].text;
   }
 
   void read_tokenizer() {
-    auto& tokenizer = section_.tokenizer;
     if (object_.has("tokenizer_source") && object_.has("tokenizer")) {
       fail("{}: expected either \"tokenizer_source\" or \"tokenizer\"", object_.where());
     }
+    const auto begin = [&](const char* key) {
+      section_.tokenizer.emplace();
+      section_.tokenizer->keep_padding_rows = keeps_padding_rows_;
+      section_.tokenizer->where = object_.where(key);
+    };
     if (object_.has("tokenizer_source") && object_.peek("tokenizer_source").is_null()) {
       object_.any("tokenizer_source");
     } else if (object_.has("tokenizer_source")) {
+      begin("tokenizer_source");
       read_tokenizer_source(object_, "tokenizer_source");
     }
     auto block = object_.object("tokenizer");
     if (!block) return;
-    tokenizer.source = TokenizerSection::Source::kUnion;
+    begin("tokenizer");
     if (block->has("source")) read_tokenizer_source(*block, "source");
-    if (block->has("pad_to_multiple_of") && block->peek("pad_to_multiple_of").is_null()) block->any("pad_to_multiple_of");
-    block->optional("pad_to_multiple_of", tokenizer.pad_to_multiple_of, {.at_least = 1});
+    if (block->has("pad_to_multiple_of") && block->peek("pad_to_multiple_of").is_null()) {
+      block->any("pad_to_multiple_of");
+    } else {
+      section_.tokenizer->pad_to_multiple_of = block->maybe<std::int64_t>("pad_to_multiple_of", {.at_least = 1, .at_most = 1e6});
+    }
     if (const auto tokens = block->any("tokens")) {
       if (!tokens->is_object()) block->fail_value("tokens", "expected an object of token: settings");
       for (const auto& [token, value] : tokens->items()) {
-        tokenizer.tokens.push_back(read_token(token, value, block->where("tokens") + "/" + io::escape_pointer(token)));
+        section_.tokenizer->tokens.push_back(read_token(token, value, block->where("tokens") + "/" + io::escape_pointer(token)));
       }
     }
     block->finish();
   }
 
-  TokenSetting read_token(const std::string& token, const Json& value, const std::string& where) {
-    TokenSetting setting{.token = token, .where = where};
+  TokenRule read_token(const std::string& token, const Json& value, const std::string& where) {
+    TokenRule rule{.token = token};
     if (!value.is_object() || !value.contains("source")) fail("{}: got {}, expected an object with \"source\"", where, io::shown(value));
     for (const auto& [key, member] : value.items()) {
       if (key != "source" && key != "force") {
@@ -270,41 +276,42 @@ class Reader {
       }
       if (key == "force") {
         if (!member.is_boolean()) fail("{}/force: got {}, expected true or false", where, io::shown(member));
-        setting.force = member.get<bool>();
+        rule.force = member.get<bool>();
       }
     }
     const auto& source = value["source"];
     if (source.is_string()) {
-      setting.kind = TokenSetting::Kind::kModel;
-      setting.model = listed_model(source.get<std::string>(), where + "/source");
-      return setting;
+      rule.kind = TokenRule::Kind::kModel;
+      rule.model = listed_model(source.get<std::string>(), where + "/source");
+      return rule;
     }
+    if (!source.is_object()) fail("{}/source: got {}, expected a model or an object with \"kind\"", where, io::shown(source));
     const auto text = [&](const char* key) -> std::optional<std::string> {
       if (!source.contains(key)) return std::nullopt;
       if (!source[key].is_string()) fail("{}/source/{}: got {}, expected a string", where, key, io::shown(source[key]));
       return source[key].get<std::string>();
     };
-    if (!source.is_object()) fail("{}/source: got {}, expected a model or an object with \"kind\"", where, io::shown(source));
     const auto kind = text("kind").value_or("");
-    if (kind == "zero") return setting;
+    if (kind == "zero") {
+      rule.kind = TokenRule::Kind::kZero;
+      return rule;
+    }
     if (kind != "model_token") {
       fail("{}/source/kind: got \"{}\", expected \"model_token\" or \"zero\"{}", where, kind, did_you_mean(kind, kTokenKinds));
     }
-    setting.kind = TokenSetting::Kind::kModelToken;
+    rule.kind = TokenRule::Kind::kModelToken;
     const auto model = text("model");
     if (!model) fail("{}/source: \"model\" is missing", where);
-    setting.model = listed_model(*model, where + "/source/model");
-    if (const auto name = text("token")) setting.source_token = *name;
+    rule.model = listed_model(*model, where + "/source/model");
+    rule.source_token = text("token").value_or("");
     if (source.contains("token_id")) {
       if (!source["token_id"].is_number_unsigned()) {
         fail("{}/source/token_id: got {}, expected a token's number", where, io::shown(source["token_id"]));
       }
-      setting.source_id = source["token_id"].get<std::int64_t>();
+      rule.source_id = source["token_id"].get<std::int64_t>();
     }
-    if (setting.source_token.empty() == !setting.source_id) {
-      fail("{}/source: expected either \"token\" or \"token_id\"", where);
-    }
-    return setting;
+    if (rule.source_token.empty() == !rule.source_id) fail("{}/source: expected either \"token\" or \"token_id\"", where);
+    return rule;
   }
 
   // What the method asks of models and base.
@@ -335,6 +342,7 @@ class Reader {
   io::JsonObject object_;
   RelativeTo relative_to_;
   const std::map<std::string, fs::path>& named_;
+  bool keeps_padding_rows_ = true;
   MergeSection section_;
 };
 

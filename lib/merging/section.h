@@ -8,6 +8,7 @@
 
 #include "io/json_object.h"
 #include "merging/parameters.h"
+#include "merging/vocabulary_plan.h"
 
 namespace mergex::merging {
 
@@ -44,32 +45,11 @@ struct Module {
 /// What an unmatched name means.
 enum class MissingRule { kError, kAvailable, kBase };
 
-/// Where the values of one token's row come from; see spec of `tokens` in docs/merge.md.
-struct TokenSetting {
-  enum class Kind { kModel, kModelToken, kZero };
-  std::string token;
-  Kind kind = Kind::kZero;
-  std::size_t model = 0;
-  std::string source_token = {};
-  std::optional<std::int64_t> source_id = {};
-  bool force = false;
-  std::string where = {};
-};
-
-struct TokenizerSection {
-  enum class Source { kNone, kUnion, kBase, kModel };
-  Source source = Source::kNone;
-  std::size_t model = 0;
-  std::int64_t pad_to_multiple_of = 0;  ///< 0: the base's rows, or as many as there are tokens
-  std::vector<TokenSetting> tokens = {};
-};
-
 /// The `merge` section of a recipe, read and checked by itself; nothing of the models is known yet.
 struct MergeSection {
   const Method* method = nullptr;
   Dialect dialect = Dialect::kMergekit;
   FilterMatch filters = FilterMatch::kParts;
-  bool keeps_padding_rows = true;
   MissingRule missing = MissingRule::kError;
   bool buffers_from_base = false;
   bool untie = false;
@@ -78,7 +58,7 @@ struct MergeSection {
   std::optional<std::size_t> base = {};
   std::vector<Module> modules = {};
   ParameterLevel parameters = {};
-  TokenizerSection tokenizer = {};
+  std::optional<VocabularyOptions> tokenizer = {};
   std::string chat_template = {};  ///< empty: the donor's
   std::string where = {};
   io::Json resolved = {};  ///< the section with absolute paths

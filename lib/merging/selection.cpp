@@ -15,6 +15,16 @@ int digit_shift(int pass) {
   return 16 * (RankSearch<T>::kPasses - 1 - pass);
 }
 
+/// Length of the part of `keys` that holds the first `ties` values of this magnitude; all where there are fewer.
+template <class T>
+std::size_t end_of_ties(std::span<const T> keys, Bits<T> magnitude, std::int64_t ties) {
+  const auto& k = span_kernels<T>();
+  if (k.count_equal(static_cast<std::int64_t>(keys.size()), keys.data(), magnitude) < ties) return keys.size();
+  std::size_t end = 0;
+  while (ties > 0) ties -= k.count_equal(1, keys.data() + end++, magnitude);
+  return end;
+}
+
 }  // namespace
 
 template <class T>
@@ -65,12 +75,13 @@ void RankSearch<T>::finish(int pass, std::span<const std::uint64_t> counts) {
     };
     std::size_t digit = pass == 0 ? kFirstDigits : kDigits;
     std::int64_t here = 0;
-    while (digit > 0) {
+    bool reached = false;
+    while (digit > 0 && !reached) {
       here = count_of(--digit);
-      if (b.above + here >= b.rank) break;
-      b.above += here;
+      reached = b.above + here >= b.rank;
+      if (!reached) b.above += here;
     }
-    if (b.above + here < b.rank) {  // beyond the stream's end
+    if (!reached) {  // beyond the stream's end
       b.found = false;
       b.magnitude = 0;
       continue;
@@ -136,39 +147,40 @@ template <class T>
 void RankBand<T>::keep(std::size_t stream, std::int64_t unit, std::span<const T> keys, T* values,
                        std::span<std::int64_t> state) const {
   const auto& k = span_kernels<T>();
-  const auto total = static_cast<std::int64_t>(keys.size());
   const auto slots = search_->ranks_per_stream();
-  std::int64_t begin = 0;
-  while (begin < total) {
+  for (std::size_t begin = 0; begin < keys.size();) {
     // As far as no boundary's kept ties end: there one bound of magnitudes says all.
-    std::int64_t end = total;
+    auto run = keys.subspan(begin);
     Bits<T> bounds[2] = {0, ~Bits<T>{0}};  // at least the first, below the second
     for (std::size_t slot = 0; slot < slots; ++slot) {
       const auto& b = search_->boundary(stream, slot);
-      auto& bound = bounds[slot];
-      bound = b.magnitude;
+      bounds[slot] = b.magnitude;
       if (!b.splits_ties()) continue;
-      const auto index = stream * slots + slot;
-      const auto left = b.kept_ties - ties_before_[index] -
-                        ties_before_unit_[static_cast<std::size_t>(unit) * num_sums() + index] - state[index];
+      const auto left = ties_left(stream * slots + slot, unit, state);
       if (left <= 0) {
-        ++bound;
-        continue;
-      }
-      std::int64_t seen = 0;
-      if (k.count_equal(end - begin, keys.data() + begin, b.magnitude) <= left) continue;
-      for (std::int64_t i = begin; i < end; ++i) {
-        seen += k.count_equal(1, keys.data() + i, b.magnitude);
-        if (seen == left) end = i + 1;
+        ++bounds[slot];
+      } else {
+        run = run.first(end_of_ties(run, b.magnitude, left));
       }
     }
+    const auto count = static_cast<std::int64_t>(run.size());
     for (std::size_t slot = 0; slot < slots; ++slot) {
       const auto& b = search_->boundary(stream, slot);
-      if (b.splits_ties()) state[stream * slots + slot] += k.count_equal(end - begin, keys.data() + begin, b.magnitude);
+      // What comes after the last kept tie need not be counted.
+      if (b.splits_ties() && bounds[slot] == b.magnitude) {
+        state[stream * slots + slot] += k.count_equal(count, run.data(), b.magnitude);
+      }
     }
-    k.keep_between(end - begin, keys.data() + begin, bounds[0], bounds[1], values + begin);
-    begin = end;
+    k.keep_between(count, run.data(), bounds[0], bounds[1], values + begin);
+    begin += run.size();
   }
+}
+
+template <class T>
+std::int64_t RankBand<T>::ties_left(std::size_t boundary, std::int64_t unit, std::span<const std::int64_t> state) const {
+  const auto before = ties_before_[boundary] + ties_before_unit_[static_cast<std::size_t>(unit) * num_sums() + boundary];
+  return search_->boundary(boundary / search_->ranks_per_stream(), boundary % search_->ranks_per_stream()).kept_ties -
+         before - state[boundary];
 }
 
 template class RankSearch<float>;

@@ -81,6 +81,9 @@ class RankBand {
   void keep(std::size_t stream, std::int64_t unit, std::span<const T> keys, T* values, std::span<std::int64_t> state) const;
 
  private:
+  /// Ties of a boundary that are still kept, from where a unit stands.
+  std::int64_t ties_left(std::size_t boundary, std::int64_t unit, std::span<const std::int64_t> state) const;
+
   const RankSearch<T>* search_;
   std::vector<std::int64_t> ties_before_unit_;  // [units, boundaries], in this tensor
   std::vector<std::int64_t> ties_here_, ties_before_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "merging/vocabulary_plan.h"
+
 namespace mergex::merging {
 namespace fs = std::filesystem;
 
@@ -24,14 +26,15 @@ bool is_sidecar(const fs::directory_entry& entry) {
 
 }  // namespace
 
-void plan_sidecar_files(MergePlan& plan, const io::Json& config) {
+void plan_sidecar_files(MergePlan& plan, const io::Json& config, bool has_tokenizer) {
   plan.written_files.emplace_back("config.json", config.dump(2) + "\n");
   const auto is_written = [&](const fs::path& file) {
     return std::ranges::any_of(plan.written_files, [&](const auto& written) { return written.first == file; });
   };
   // One level of folders: sentence-transformers keep their pooling there.
   for (const auto& entry : fs::directory_iterator(plan.donor)) {
-    if (is_sidecar(entry) && !is_written(entry.path().filename())) plan.copied_files.push_back(entry.path().filename());
+    const bool is_replaced = is_written(entry.path().filename()) || (has_tokenizer && is_tokenizer_file(entry.path().filename().string()));
+    if (is_sidecar(entry) && !is_replaced) plan.copied_files.push_back(entry.path().filename());
     const auto name = entry.path().filename().string();
     if (!entry.is_directory() || name.starts_with('.') || name.starts_with("checkpoint") || name == "onnx" || name == "openvino") continue;
     for (const auto& inner : fs::directory_iterator(entry.path())) {

@@ -24,7 +24,7 @@ class Source {
   virtual const io::TensorView* stored() const { return nullptr; }
 };
 
-/// A stored floating-point tensor. @param cast  rounds every value to this type first (mergekit's `dtype`)
+/// A stored tensor; one of integers can only be copied (`stored`), not read. @param cast  rounds every value to this type first (mergekit's `dtype`)
 class StoredTensor final : public Source {
  public:
   explicit StoredTensor(const io::TensorView& view, std::optional<io::DType> cast = std::nullopt);

@@ -73,6 +73,9 @@ struct SpanKernels {
   void (*elect)(std::int64_t count, std::int64_t num_deltas, const T* deltas, std::int64_t stride, const T* factors,
                 const T* shares, bool tie_is_negative, T* sum, T* share_sum);
 
+  /// out = population variance of deltas[0], deltas[1], ... (`stride` apart), in double, rounded once.
+  void (*variance)(std::int64_t count, std::int64_t num_deltas, const T* deltas, std::int64_t stride, T* out);
+
   /// lanes[i] += (a - base) * (b - base) in double, where i = (first + position) % kLanes; no base: a * b.
   void (*dot)(std::int64_t count, std::int64_t first, const T* a, const T* b, const T* base, double* lanes);
   /// What a report compares an input by, d = x - reference: lanes[i] += d * d, lanes[kLanes + i] += x * result,

@@ -45,10 +45,6 @@ std::int64_t narrow_values(io::DType dtype, std::int64_t count, const double* fr
 
 namespace {
 
-bool is_floating(io::DType dtype) {
-  return dtype == io::DType::kF16 || dtype == io::DType::kBF16 || dtype == io::DType::kF32 || dtype == io::DType::kF64;
-}
-
 /// Whether every value of `from` is a value of `to`.
 bool holds(io::DType to, io::DType from) {
   return to == from || to == io::DType::kF64 || (to == io::DType::kF32 && from != io::DType::kF64);
@@ -84,9 +80,6 @@ void read_stored(const io::TensorView& view, std::optional<io::DType> cast, std:
 }  // namespace
 
 StoredTensor::StoredTensor(const io::TensorView& view, std::optional<io::DType> cast) : view_(&view) {
-  if (!is_floating(view.dtype) || (cast && !is_floating(*cast))) {
-    throw std::logic_error("\"" + view.name + "\": only floating-point tensors have values to merge");
-  }
   if (cast && !holds(*cast, view.dtype)) cast_ = cast;
 }
 

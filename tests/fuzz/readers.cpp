@@ -14,8 +14,12 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint_folder.h"
 #include "io/safetensors.h"
+#include "io/torch_file.h"
+#include "io/yaml.h"
+#include "io/zip_archive.h"
 #include "recipes/recipe.h"
 #include "support/sentencepiece_bytes.h"
+#include "support/zip_bytes.h"
 #include "tasks/encoded_data.h"
 #include "tasks/files.h"
 #include "tasks/registry.h"
@@ -333,6 +337,118 @@ std::string read_dataset(const fs::path& file, const std::string& input) {
   return fmt::format("read, {} examples, {} ids", magnitude(encoded.train.size()), magnitude(num_ids));
 }
 
+// --- YAML
+
+std::vector<std::string> yaml_seeds() {
+  return {R"(# merge
+models:
+  - model: org/a   # first
+    parameters: {weight: 0.25, density: [0.1, 1e-3, .5, 1.]}
+  - model: "org/b\t\u00e9"
+    parameters:
+      weight:
+        - filter: self_attn
+          value: [0, 0.5, +1]
+        - value: -2
+merge_method: ties
+base_model: 'it''s'
+normalize: yes
+chat_template: |2
+    two
+  lines
+description: >-
+  folded
+  text
+none: ~
+---
+a: &x {p: 1, q: [2, 3]}
+)",
+          R"(%YAML 1.1
+---
+base: &b {p: 1, q: &c [x, y]}
+d: {<<: *b, z: *c}
+e: {<<: [*b, {r: !!str 3}], "k k": on}
+? long
+: value
+...
+---
+- [a, [b, {c: d}]]
+- null
+)"};
+}
+
+std::string read_yaml(const fs::path& file, const std::string& input) {
+  const auto documents = io::parse_yaml(input, file.string());
+  std::size_t num_values = 0, num_bytes = 0;
+  for (const auto& document : documents) {
+    num_bytes += document.value.dump().size();  // throws where a text is not UTF-8
+    num_values += document.origins.size();
+    if (num_values > 10'000) continue;
+    for (const auto& [pointer, origin] : document.origins) {
+      require(document.value.contains(io::Json::json_pointer(pointer)), "a line of a value that is not there");
+      require(origin.starts_with(document.file + ":"), "a value without a line");
+    }
+  }
+  return fmt::format("read, {} documents, {} values, {} bytes", magnitude(documents.size()), magnitude(num_values),
+                     magnitude(num_bytes));
+}
+
+// --- files of torch.save: "whole" is one as it is, NAME the data.pkl of a golden one, put back among its storages
+
+constexpr std::string_view kWhole = "whole\n";
+constexpr std::array<std::string_view, 3> kPickles{"views\n", "protocol5\n", "module\n"};
+
+std::string golden_pickle(std::string_view line) {
+  return io::read_file(fs::path(MERGEX_SOURCE_DIR) / fmt::format("tests/golden/pickle/{}.bin", line.substr(0, line.size() - 1)));
+}
+
+std::vector<std::string> pickle_seeds() {
+  std::vector<std::string> seeds;
+  for (const auto line : kPickles) {
+    const auto bytes = golden_pickle(line);
+    const io::ZipArchive archive(std::as_bytes(std::span(bytes)), "golden");
+    seeds.push_back(std::string(kWhole) + bytes);
+    for (const auto& [name, entry] : archive.entries()) {
+      if (name.ends_with("data.pkl")) seeds.push_back(std::string(line).append(archive.checked_text(name)));
+    }
+  }
+  return seeds;
+}
+
+std::string torch_bytes(std::string_view input) {
+  for (const auto line : kPickles) {
+    if (!input.starts_with(line)) continue;
+    const auto bytes = golden_pickle(line);
+    const io::ZipArchive archive(std::as_bytes(std::span(bytes)), "golden");
+    std::vector<test::ZipFile> files;
+    for (const auto& [name, entry] : archive.entries()) {
+      const auto content = name.ends_with("data.pkl") ? input.substr(line.size()) : archive.checked_text(name);
+      files.push_back({name, std::string(content)});
+    }
+    return test::zip_bytes(files);
+  }
+  return std::string(input.substr(input.starts_with(kWhole) ? kWhole.size() : 0));
+}
+
+std::string read_pickle(const fs::path& file, const std::string& input) {
+  const auto bytes = torch_bytes(input);
+  const auto path = file.parent_path() / "x.bin";
+  write(path, bytes);
+  const auto opened = io::TorchFile::open(path);
+  unsigned sum = 0;
+  std::size_t num_empty = 0;
+  for (const auto& tensor : opened.tensors()) {
+    require(tensor.bytes.size() <= bytes.size(), "a tensor larger than the file");
+    for (const auto byte : tensor.bytes) sum += std::to_integer<unsigned>(byte);
+    std::size_t size = io::dtype_size(tensor.dtype);
+    for (const auto dimension : tensor.shape) size *= static_cast<std::size_t>(dimension);
+    require(size == tensor.bytes.size(), "a tensor without all of its bytes");
+    num_empty += tensor.bytes.empty() ? 1 : 0;
+  }
+  return fmt::format("read, {} tensors, {} empty, {}", magnitude(opened.tensors().size()), magnitude(num_empty),
+                     sum > 0 ? "data" : "zeros");
+}
+
 const std::vector<std::string> kJsonTokens{"{", "}", "[", "]", "\"", ":", ",", "null", "true", "false", "\\u0000", "\\ud800",
                                            "\xEF\xBB\xBF", "\xC3", "1e400", "{}", "[]", "\"\"", "//", "\n"};
 
@@ -365,7 +481,18 @@ std::span<const Reader> readers() {
       {"dataset", "encoded data sets in the cache", dataset_seeds,
        with_json({"\"dtype\"", "\"shape\"", "\"data_offsets\"", "description", "sha256", "train.ids", "train.ids_end",
                   "validation.0.labels", "\\\"version\\\"", "\\\"labels\\\""}),
-       mutate_safetensors, read_dataset}};
+       mutate_safetensors, read_dataset},
+      {"yaml", "recipes of mergekit", yaml_seeds,
+       {"- ", ": ", "? ", "\n", "\n  ", "\n---\n", "\n...\n", "&x ", "*x", "*b", "<<: ", "<<: *b", "!!str ", "!x ", "%TAG ! t:\n", "|", ">-", "'", "\"",
+        "[", "]", "{", "}", ", ", "#", "~", "yes", "010", "1_0", "1:30", ".inf", "1e400", "\xEF\xBB\xBF", "\xC3", "\\xFF", "\\uD800",
+        "\\U0010FFFF", "\t", "\r", "\xC2\x85", "\xE2\x80\xA8"},
+       mutate_bytes, read_yaml},
+      {"pickle", "files of torch.save", pickle_seeds,
+       {std::string(kWhole), std::string(kPickles[0]), "cos\nsystem\n", "ccollections\nOrderedDict\n", "ctorch\nHalfStorage\n",
+        "ctorch._utils\n_rebuild_tensor_v2\n", "ctorch._utils\n_rebuild_parameter\n", "(", "t", "u", "s", "e", "a", "}", "]", ")", "R", "Q", "b", "N", ".",
+        "0", "\x80\x04", "\x85", "\x86", "\x87", "\x88", "\x8A\x01\xFF", "\x94", "h\x01", "q\x01", "r\x01\x01", "K\x02", "M\x01\x01", "J",
+        "X\x01", "\x8C\x01", "\x93", "\x95", "PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07"},
+       mutate_bytes, read_pickle}};
   return kReaders;
 }
 

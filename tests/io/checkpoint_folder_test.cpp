@@ -72,6 +72,16 @@ TEST_CASE("shards read like one file", "[io][law]") {
   CHECK(second.files() == std::vector<fs::path>{parts / "config.json", parts / "model.safetensors.index.json",
                                                 parts / "one.safetensors", parts / "two.safetensors"});
   CHECK(second.path() == parts);
+
+  // Spelled in ways that only the general parser reads.
+  for (const auto* weight_map : {"{\"c\":\t\"two.safetensors\", \"a\": \"one.safetensors\", \"b\": \"one.safetensors\"}",
+                                 R"({"\u0063": "two.safetensors", "a": "one.safetensor\u0073", "b": "one.safetensors"})"}) {
+    write_index(parts, weight_map);
+    CHECK(CheckpointFolder(parts).tensors().size() == 3);
+    CHECK(CheckpointFolder(parts).find("c") != nullptr);
+  }
+  write_index(parts, R"({"c": "two.safetensors", "a": "one.safetensors", "a": "one.safetensors", "b": "one.safetensors"})");
+  CHECK(fault_of(parts) == "/model.safetensors.index.json#/weight_map/a: key given twice; keep one");
 }
 
 TEST_CASE("what a checkpoint folder lacks is said with its repair", "[io]") {

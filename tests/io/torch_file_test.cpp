@@ -57,11 +57,14 @@ std::string tensor(const std::string& from, std::int32_t offset, const std::vect
          tuple({from, integer(offset), tuple_of(shape), tuple_of(strides), "\x89", hooks}) + "R";
 }
 
-std::string state_dict(const std::string& name, const std::string& value) { return kStart + "}(" + text(name) + value + "u."; }
+std::string state_dict(const std::string& name, const std::string& value) {
+  return kStart + "}(" + text(name) + value + "u.";
+}
 
 // An archive of torch.save with one storage, "0", of `num_floats` numbers.
 std::string archive(const std::string& pickle, std::size_t num_floats = 6) {
-  return test::zip_bytes({{"a/data.pkl", pickle}, {"a/byteorder", "little"}, {"a/data/0", std::string(num_floats * 4, '\1')}});
+  return test::zip_bytes(
+      {{"a/data.pkl", pickle}, {"a/byteorder", "little"}, {"a/data/0", std::string(num_floats * 4, '\1')}});
 }
 
 std::string fault_of(const std::string& bytes) {
@@ -122,7 +125,8 @@ TEST_CASE("what torch.save can write and a merge cannot use is refused by name",
       {"real_of_complex", "stored in another order than by rows (strides [8, 2] for [3, 4])"},
       {"sparse", "names \"torch._utils._rebuild_sparse_tensor\""},
       {"step", "tensor \"step\": holds an int, expected a tensor"},
-      {"strided", "stored in another order than by rows (strides [4, 2] for [3, 2]); save it again after .contiguous()"},
+      {"strided",
+       "stored in another order than by rows (strides [4, 2] for [3, 2]); save it again after .contiguous()"},
       {"tensor", "holds a tensor, expected a state dict"},
       {"transposed", "tensor \"w\": stored in another order than by rows (strides [1, 4] for [4, 3])"},
       {"whole_module", "names \"__main__.Tied\""}};
@@ -151,8 +155,8 @@ TEST_CASE("a tensor outside of its storage is refused", "[io]") {
   const auto with = [](const std::string& value, std::size_t num_floats = 6) {
     return fault_of(archive(state_dict("w", value), num_floats));
   };
-  CHECK(with(tensor(storage("0", 6), 3, {2, 2}, {2, 1})).starts_with(
-      ": tensor \"w\": [2, 2] elements from 3 on do not lie in its storage of 24 bytes; "));
+  CHECK(with(tensor(storage("0", 6), 3, {2, 2}, {2, 1}))
+            .starts_with(": tensor \"w\": [2, 2] elements from 3 on do not lie in its storage of 24 bytes; "));
   CHECK(with(tensor(storage("0", 6), -1, {1}, {1})).starts_with(": tensor \"w\": [1] elements from -1 on"));
   CHECK(with(tensor(storage("0", 6), 7, {0}, {1})).starts_with(": tensor \"w\": [0] elements from 7 on"));
   CHECK(with(tensor(storage("0", 6), 0, {2, 2}, {2})).starts_with(": tensor \"w\": [2, 2] elements from 0 on"));
@@ -162,11 +166,12 @@ TEST_CASE("a tensor outside of its storage is refused", "[io]") {
   CHECK(with(tensor(storage("0", 6), 0, {0, 2147483647, 2147483647, 4}, {1, 1, 1, 1}))
             .starts_with(": tensor \"w\": shape [0, 2147483647, 2147483647, 4] is too large; "));
   CHECK(with(tensor(storage("0", 6), 0, {6}, {0})).starts_with(": tensor \"w\": stored in another order than by rows"));
-  CHECK(with(tensor(storage("0", 7), 0, {6}, {1})).starts_with(
-      ": data.pkl: storage \"a/data/0\" holds 24 bytes, expected 7 elements of 4 bytes; "));
+  CHECK(with(tensor(storage("0", 7), 0, {6}, {1}))
+            .starts_with(": data.pkl: storage \"a/data/0\" holds 24 bytes, expected 7 elements of 4 bytes; "));
   CHECK(with(tensor(storage("0", -1), 0, {0}, {1})).starts_with(": data.pkl: storage \"a/data/0\" holds 24 bytes"));
   CHECK(with(tensor(storage("1", 6), 0, {6}, {1})).starts_with(": damaged archive: it holds no \"a/data/1\"; "));
-  CHECK(with(tensor(storage("../data.pkl", 6), 0, {6}, {1})).starts_with(": damaged archive: it holds no \"a/data/../data.pkl\""));
+  CHECK(with(tensor(storage("../data.pkl", 6), 0, {6}, {1}))
+            .starts_with(": damaged archive: it holds no \"a/data/../data.pkl\""));
 }
 
 TEST_CASE("pickle is not executed", "[io]") {
@@ -177,9 +182,11 @@ TEST_CASE("pickle is not executed", "[io]") {
   CHECK(pickle("cbuiltins\neval\n.").starts_with(": data.pkl names \"builtins.eval\""));
   CHECK(pickle("ctorch\nload\n.").starts_with(": data.pkl names \"torch.load\""));
   CHECK(pickle("ccollections.OrderedDict\npop\n.").starts_with(": data.pkl names \"collections.OrderedDict.pop\""));
-  for (const auto* opcode : {"i", "o", "\x81", "\x92", "\x82", "P", "l", "d", "p", "g", "I", "F", "S", "U", "T", "V", "1", "2", "\x98"}) {
+  for (const auto* opcode :
+       {"i", "o", "\x81", "\x92", "\x82", "P", "l", "d", "p", "g", "I", "F", "S", "U", "T", "V", "1", "2", "\x98"}) {
     const auto fault = pickle(opcode);
-    CHECK(fault.starts_with(fmt::format(": data.pkl: instruction 0x{:02X} at byte 2", static_cast<unsigned char>(opcode[0]))));
+    CHECK(fault.starts_with(
+        fmt::format(": data.pkl: instruction 0x{:02X} at byte 2", static_cast<unsigned char>(opcode[0]))));
   }
   CHECK(fault_of(archive("\x80\x01N.")).starts_with(": data.pkl: pickle protocol 1, expected 2 to 5"));
 }
@@ -221,7 +228,8 @@ TEST_CASE("damaged pickle is refused", "[io]") {
 TEST_CASE("pickles that would explode are refused or harmless", "[io]") {
   test::TemporaryFolder folder;
   // Nested so deep that a recursive reader, or destructor, would overflow the stack.
-  CHECK(fault_of(archive(kStart + std::string(3'000'000, ')') + ".")).starts_with(": data.pkl: it ends with a stack of 3000000"));
+  CHECK(fault_of(archive(kStart + std::string(3'000'000, ')') + "."))
+            .starts_with(": data.pkl: it ends with a stack of 3000000"));
   CHECK(fault_of(archive(kStart + ")" + std::string(3'000'000, '\x85') + ".")).starts_with(": holds a tuple"));
   // Each tuple holds the one before twice: 2^1000 values, if anybody counted.
   std::string doubling = "N";
@@ -231,7 +239,8 @@ TEST_CASE("pickles that would explode are refused or harmless", "[io]") {
   const auto itself = std::string("]q\0h\0a", 6);
   const auto pickle = kStart + "}(" + text("w") + tensor(storage("0", 6), 0, {6}, {1}) + "u" + itself + "b.";
   CHECK(TorchFile::open(test::write_text(folder / "x.bin", archive(pickle))).tensors().size() == 1);
-  CHECK(fault_of(archive(kStart + std::string(8'000'001, 'N') + ".")).starts_with(": data.pkl: it makes more than 8000000 values"));
+  CHECK(fault_of(archive(kStart + std::string(8'000'001, 'N') + "."))
+            .starts_with(": data.pkl: it makes more than 8000000 values"));
 }
 
 TEST_CASE("every fault of the archive is an error of one line", "[io]") {
@@ -248,13 +257,15 @@ TEST_CASE("every fault of the archive is an error of one line", "[io]") {
   using test::ZipFile;
   const ZipFile data{"a/data/0", std::string(24, '\1')};
   CHECK(fault_of(test::zip_bytes({data})) == ": holds 0 files data.pkl, expected one; is it a file of torch.save?");
-  CHECK(fault_of(test::zip_bytes({{"a/data.pkl", pickle}, {"b/data.pkl", pickle}})).starts_with(": holds 2 files data.pkl"));
+  CHECK(fault_of(test::zip_bytes({{"a/data.pkl", pickle}, {"b/data.pkl", pickle}}))
+            .starts_with(": holds 2 files data.pkl"));
   CHECK(fault_of(test::zip_bytes({{"a/data.pkl", pickle}, data, data})) ==
         ": damaged archive: it holds \"a/data/0\" twice; download or copy it again");
   CHECK(fault_of(test::zip_bytes({{"a/data.pkl", pickle}, {"a/byteorder", "big"}, data}))
             .starts_with(": written on a big-endian machine"));
-  CHECK(fault_of(test::zip_bytes({{"a/data.pkl", pickle}, {.name = "a/data/0", .content = data.content, .method = 8}})) ==
-        ": \"a/data/0\" is compressed; save it again with torch.save, which does not compress");
+  CHECK(
+      fault_of(test::zip_bytes({{"a/data.pkl", pickle}, {.name = "a/data/0", .content = data.content, .method = 8}})) ==
+      ": \"a/data/0\" is compressed; save it again with torch.save, which does not compress");
   CHECK(fault_of(test::zip_bytes({{.name = "a/data.pkl", .content = pickle, .flags = 1}, data})) ==
         ": \"a/data.pkl\" is encrypted; save the file again without a password");
 
@@ -280,8 +291,9 @@ TEST_CASE("archives with zip64 records and comments are read", "[io]") {
   test::TemporaryFolder folder;
   const auto pickle = state_dict("w", tensor(storage("0", 6), 0, {6}, {1}));
   const std::vector<test::ZipFile> files{{"a/data.pkl", pickle}, {"a/data/0", std::string(24, '\1')}};
-  for (const auto& bytes : {test::zip_bytes(files, {.is_zip64 = true}), test::zip_bytes(files, {.comment = "PK\x05\x06 a comment"}),
-                            test::zip_bytes(files, {.is_zip64 = true, .comment = std::string(65535, 'x')})}) {
+  for (const auto& bytes :
+       {test::zip_bytes(files, {.is_zip64 = true}), test::zip_bytes(files, {.comment = "PK\x05\x06 a comment"}),
+        test::zip_bytes(files, {.is_zip64 = true, .comment = std::string(65535, 'x')})}) {
     const auto opened = TorchFile::open(test::write_text(folder / "x.bin", bytes));
     REQUIRE(opened.tensors().size() == 1);
     CHECK(std::ranges::all_of(opened.tensors()[0].bytes, [](std::byte b) { return b == std::byte{1}; }));

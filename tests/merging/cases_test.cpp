@@ -54,6 +54,7 @@ std::vector<std::string> names(const io::CheckpointFolder& checkpoint) {
 // A recipe of this method over as many models as it takes, with every required parameter given.
 Json recipe_for(const Method& method, const std::vector<std::string>& models, const std::string& base) {
   Json merge{{"method", method.name}, {"base_model", base}, {"models", Json::array()}, {"parameters", Json::object()}};
+  if (method.base != Method::Base::kOrdinary) merge["models"].push_back({{"model", base}, {"parameters", Json::object()}});
   const auto count = std::min(models.size(), method.max_inputs);
   for (std::size_t i = 0; i < count; ++i) merge["models"].push_back({{"model", models[i]}, {"parameters", Json::object()}});
   for (const auto& parameter : method.parameters) {
@@ -89,7 +90,7 @@ TEST_CASE("T1: tensors that no architecture table knows are merged, not dropped"
     CHECK(names(result) == names(base));
     CHECK(total_bytes(result) == total_bytes(base));
     if (method->name == "passthrough" || method->name == "uniform_soup" || method->base == Method::Base::kRequired) {
-      for (const auto* tensor : base.tensors()) CHECK(test::values_of(*result.find(tensor->name)) == test::values_of(*tensor));
+      for (const auto* tensor : base.tensors()) CHECK((test::values_of(*result.find(tensor->name)) == test::values_of(*tensor)));
     }
   }
 }

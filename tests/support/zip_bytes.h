@@ -31,7 +31,10 @@ inline std::string zip_bytes(const std::vector<ZipFile>& files, const ZipOptions
     const auto offset = bytes.size();
     const std::uint64_t unknown = 0xFFFFFFFF;
     bytes += "PK\x03\x04";
-    for (const std::uint64_t value : {std::uint64_t{20}, std::uint64_t{file.flags}, std::uint64_t{file.method}, std::uint64_t{0}, std::uint64_t{0}}) put(bytes, value, 2);
+    put(bytes, 20, 2);
+    put(bytes, file.flags, 2);
+    put(bytes, file.method, 2);
+    put(bytes, 0, 4);
     put(bytes, crc, 4);
     put(bytes, file.content.size(), 4);
     put(bytes, file.content.size(), 4);
@@ -40,7 +43,11 @@ inline std::string zip_bytes(const std::vector<ZipFile>& files, const ZipOptions
     bytes += file.name + std::string("FB\1\0Z", 5) + file.content;
 
     directory += "PK\x01\x02";
-    for (const std::uint64_t value : {std::uint64_t{20}, std::uint64_t{20}, std::uint64_t{file.flags}, std::uint64_t{file.method}, std::uint64_t{0}, std::uint64_t{0}}) put(directory, value, 2);
+    put(directory, 20, 2);
+    put(directory, 20, 2);
+    put(directory, file.flags, 2);
+    put(directory, file.method, 2);
+    put(directory, 0, 4);
     put(directory, crc, 4);
     put(directory, options.is_zip64 ? unknown : file.content.size(), 4);
     put(directory, options.is_zip64 ? unknown : file.content.size(), 4);
