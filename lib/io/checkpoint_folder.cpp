@@ -288,6 +288,12 @@ std::string CheckpointFolder::file_of(std::string_view tensor) const {
   return found == index_.end() ? path_.string() : path_of(shards_[found->second.shard]).string();
 }
 
+std::uint64_t CheckpointFolder::offset_of(std::string_view tensor) const {
+  const auto& location = index_.at(tensor);
+  const auto file = std::visit([](const auto& opened) { return opened.bytes(); }, shards_[location.shard]);
+  return static_cast<std::uint64_t>(location.tensor->bytes.data() - file.data());
+}
+
 std::vector<fs::path> CheckpointFolder::files() const {
   auto all = descriptions_;
   for (const auto& shard : shards_) all.push_back(path_of(shard));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -33,6 +34,8 @@ class CheckpointFolder {
   const TensorView* find(std::string_view name) const;
   /// "folder/shard" that holds the tensor, for messages; the folder alone for a name that is not here.
   std::string file_of(std::string_view tensor) const;
+  /// Where in that file the bytes of one of tensors() begin.
+  std::uint64_t offset_of(std::string_view tensor) const;
   /// Config, index where there is one, and shards: what to hash to know that two checkpoints are the same.
   std::vector<std::filesystem::path> files() const;
   /// Names that are another tensor by the model's definition and are not among tensors(): listed in an index but not

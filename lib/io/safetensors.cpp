@@ -286,6 +286,34 @@ const TensorView* SafetensorsFile::find(std::string_view name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
+std::string safetensors_header(std::span<const TensorHeader> tensors, const std::map<std::string, std::string>& metadata) {
+  std::string text(kLengthBytes, '\0');
+  text += '{';
+  if (!metadata.empty()) text += fmt::format("\"{}\":{}", kMetadataKey, Json(metadata).dump());
+  std::unordered_set<std::string_view> names{kMetadataKey};
+  std::uint64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    const auto num_bytes = bytes_of_shape(tensor.shape, dtype_size(tensor.dtype));
+    if (!num_bytes || __builtin_add_overflow(offset, *num_bytes, &offset)) {
+      throw std::invalid_argument(fmt::format("tensor \"{}\" of shape {} is too large", tensor.name, shape_text(tensor.shape)));
+    }
+    if (!names.insert(tensor.name).second) {
+      throw std::invalid_argument(fmt::format("tensor name \"{}\" is taken twice", tensor.name));
+    }
+    text += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", text.size() == kLengthBytes + 1 ? "" : ",",
+                        Json(tensor.name).dump(), dtype_name(tensor.dtype), fmt::join(tensor.shape, ","),
+                        offset - *num_bytes, offset);
+  }
+  text += '}';
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::uint64_t header_size = text.size() - kLengthBytes;
+  if (header_size > kMaxHeaderBytes) {
+    throw std::invalid_argument(fmt::format("the header would be {} bytes long", header_size));
+  }
+  std::memcpy(text.data(), &header_size, kLengthBytes);
+  return text;
+}
+
 void write_safetensors(const std::filesystem::path& path, std::span<const TensorView> tensors,
                        const std::map<std::string, std::string>& metadata) {
   std::vector<const TensorView*> order;
@@ -295,36 +323,18 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
     return rank(a) != rank(b) ? rank(a) > rank(b) : a->name < b->name;
   });
 
-  Json header = Json::object();
-  auto& members = header.get_ref<Json::object_t&>();  // pushed at the end: ordered objects look keys up one by one
-  if (!metadata.empty()) members.push_back({std::string(kMetadataKey), Json(metadata)});
-  std::map<std::string_view, bool> names{{kMetadataKey, true}};
-  std::uint64_t offset = 0;
+  std::vector<TensorHeader> headers;
   for (const auto* tensor : order) {
-    const auto num_bytes = bytes_of_shape(tensor->shape, dtype_size(tensor->dtype));
-    if (!num_bytes || *num_bytes != tensor->bytes.size()) {
+    if (bytes_of_shape(tensor->shape, dtype_size(tensor->dtype)) != tensor->bytes.size()) {
       throw std::invalid_argument(fmt::format("{}: tensor \"{}\" holds {} bytes, which is not {} {}", path.string(),
                                               tensor->name, tensor->bytes.size(), dtype_name(tensor->dtype),
                                               shape_text(tensor->shape)));
     }
-    if (!names.emplace(tensor->name, true).second) {
-      throw std::invalid_argument(fmt::format("{}: tensor name \"{}\" is taken twice", path.string(), tensor->name));
-    }
-    members.push_back({tensor->name, Json{{"dtype", dtype_name(tensor->dtype)},
-                                          {"shape", tensor->shape},
-                                          {"data_offsets", {offset, offset + *num_bytes}}}});
-    offset += *num_bytes;
+    headers.push_back({.name = tensor->name, .dtype = tensor->dtype, .shape = tensor->shape});
   }
-  auto text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  if (text.size() > kMaxHeaderBytes) {
-    throw std::invalid_argument(fmt::format("{}: the header would be {} bytes long", path.string(), text.size()));
-  }
-
+  const auto header = safetensors_header(headers, metadata);
   write_file_with(path, [&](int fd) {
-    const std::uint64_t header_size = text.size();
-    write_all(fd, reinterpret_cast<const char*>(&header_size), sizeof header_size);
-    write_all(fd, text.data(), text.size());
+    write_all(fd, header.data(), header.size());
     for (const auto* tensor : order) {
       write_all(fd, reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
     }

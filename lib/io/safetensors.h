@@ -51,6 +51,8 @@ class SafetensorsFile {
   const TensorView* find(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return path_; }
+  /// The whole file, header included.
+  std::span<const std::byte> bytes() const { return mapping_->bytes(); }
 
  private:
   SafetensorsFile() = default;
@@ -62,6 +64,17 @@ class SafetensorsFile {
   std::unordered_map<std::string_view, std::size_t> index_;  // keys lie in tensors_
   std::map<std::string, std::string> metadata_;
 };
+
+/// What a header says of one tensor.
+struct TensorHeader {
+  std::string_view name;
+  DType dtype = DType::kF32;
+  std::span<const std::int64_t> shape = {};
+};
+
+/// The bytes of a file before its data, which holds these tensors in this order. Its size is a multiple of 8.
+/// @throws std::invalid_argument for a name that is taken twice, sizes that overflow, a header of more than 100 MB
+std::string safetensors_header(std::span<const TensorHeader> tensors, const std::map<std::string, std::string>& metadata);
 
 /// Writes the same bytes as the reference implementation for the same tensors, in whatever order they are given:
 /// by type (wide ones first), then by name. The file appears whole or not at all.

@@ -23,6 +23,8 @@ class TorchFile {
   /// In the order of the state dict. Tensors that share a storage (tied ones) share their bytes.
   const std::vector<TensorView>& tensors() const { return tensors_; }
   const std::filesystem::path& path() const { return path_; }
+  /// The whole file.
+  std::span<const std::byte> bytes() const { return mapping_->bytes(); }
 
  private:
   TorchFile() = default;

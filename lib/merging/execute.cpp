@@ -1,61 +1,368 @@
 #include "merging/execute.h"
-#include <cstring>
+
+#include <fmt/chrono.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+
 #include "core/error.h"
-#include "io/atomic_file.h"
-#include "merging/span_kernels.h"
+#include "core/log.h"
+#include "core/thread_pool.h"
+#include "io/sha256.h"
+#include "merging/digest.h"
+#include "merging/driver.h"
+#include "merging/input_pages.h"
+#include "merging/journal.h"
+#include "merging/manifest.h"
+#include "merging/merge_report.h"
+#include "merging/model_card.h"
+#include "merging/shards.h"
+
 namespace mergex::merging {
 namespace fs = std::filesystem;
-void check_output(const fs::path& out, bool, bool overwrite) {
-  if (fs::exists(out) && !fs::is_empty(out) && !overwrite) fail("{}: is not empty; choose another --out, or --overwrite", out.string());
-}
+using io::Json;
+
 namespace {
-template <class T> std::string run(const PlannedTensor& t) {
-  auto m = [&] { if constexpr (sizeof(T) == 4) return t.method->make_float(t.context, nullptr); else return t.method->make_double(t.context, nullptr); }();
-  const auto needs = m->needs();
-  const std::int64_t n = t.context.num_elements();
-  std::int64_t tile = 16384;
-  if (needs.whole_rows) { const auto r = std::max<std::int64_t>(1, t.context.row_length()); tile = std::max<std::int64_t>(r, tile / r * r); }
-  std::vector<std::vector<T>> in(t.inputs.size(), std::vector<T>(static_cast<std::size_t>(std::min(n, tile))));
-  std::vector<T> base(static_cast<std::size_t>(std::min(n, tile))), out(base.size()), scratch(needs.scratch * base.size());
-  std::string bytes(t.num_bytes(), '\0');
-  std::vector<double> sums(needs.sums); std::vector<std::uint32_t> counts(needs.counts); std::vector<std::int64_t> state(needs.state);
-  auto each = [&](auto f) {
-    for (std::int64_t b = 0; b < n; b += tile) {
-      Tile<T> x{.begin = b, .count = std::min(tile, n - b), .unit = 0, .opens_unit = b == 0, .base = nullptr, .inputs = {}};
-      std::vector<const T*> p;
-      for (std::size_t i = 0; i < in.size(); ++i) { t.inputs[i].source->read(b, x.count, in[i].data()); p.push_back(in[i].data()); }
-      if (t.base) { t.base->source->read(b, x.count, base.data()); x.base = base.data(); }
-      x.inputs = p;
-      f(x, Workspace<T>{sums, counts, state, std::span(scratch).first(needs.scratch * static_cast<std::size_t>(x.count))});
-    }
+
+using Clock = std::chrono::steady_clock;
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  const auto inner = fs::weakly_canonical(path);
+  return std::ranges::mismatch(folder, inner).in1 == folder.end();
+}
+
+// What --overwrite would take away from under the merge, and from the user.
+void check_keeps_inputs(const MergePlan& plan, const fs::path& out) {
+  const auto check = [&](const fs::path& input) {
+    if (lies_in(input, out)) fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
   };
-  for (int pass = 0; pass < needs.passes; ++pass) {
-    if (!m->wants(pass)) continue;
-    std::ranges::fill(sums, 0.0); std::ranges::fill(counts, 0u); std::ranges::fill(state, 0);
-    each([&](const auto& x, const auto& w) { m->gather(pass, x, w); });
-    std::vector<std::uint64_t> c(counts.begin(), counts.end());
-    m->finish(pass, {sums, sums, c});
+  for (const auto& model : plan.models) check(model.folder->path());
+  for (const auto& statistics : plan.statistics) check(statistics->path());
+  if (!plan.donor.empty()) check(plan.donor);
+}
+
+bool is_finished(const fs::path& out, const MergePlan& plan) {
+  std::error_code ignored;
+  if (!fs::exists(out / kManifestFile, ignored)) return false;
+  const auto manifest = io::read_json(out / kManifestFile);
+  return manifest.is_object() && manifest.contains("recipe") && manifest["recipe"] == plan.resolved;
+}
+
+std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const ShardLayout& layout, const std::string& version) {
+  Json shards = Json::array();
+  for (const auto& shard : layout.shards) shards.push_back(io::sha256_hex(std::as_bytes(std::span(shard.header))));
+  const auto text = Json{{"program", version}, {"recipe", plan.resolved}, {"inputs", inputs.identity()}, {"shards", shards}, {"files", plan.written_files}}.dump(
+      -1, ' ', false, Json::error_handler_t::replace);
+  return io::sha256_hex(std::as_bytes(std::span(text)));
+}
+
+/// Bytes done, passed on a few times a second.
+class ProgressMeter {
+ public:
+  ProgressMeter(const ExecuteOptions& options, std::uint64_t total) : callback_(options.progress), total_(total) {}
+
+  void add(std::uint64_t bytes, const std::string& tensor) {
+    if (!callback_) return;
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    const auto now = Clock::now();
+    if (now < next_ && done_ < total_) return;
+    next_ = now + std::chrono::milliseconds(100);
+    callback_(done_, total_, tensor);
   }
-  std::ranges::fill(state, 0);
-  each([&](const auto& x, const auto& w) {
-    m->merge(x, w, out.data());
-    narrow_values(t.dtype, x.count, out.data(), bytes.data() + x.begin * static_cast<std::int64_t>(io::dtype_size(t.dtype)));
+
+ private:
+  std::function<void(std::uint64_t, std::uint64_t, std::string_view)> callback_;
+  std::uint64_t total_, done_ = 0;
+  std::mutex mutex_;
+  Clock::time_point next_ = {};
+};
+
+/// One run of a plan: groups of tensors, from reading to the journal, and then the files beside them.
+class Execution {
+ public:
+  Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs, OutputFolder& folder)
+      : plan_(plan), options_(options), layout_(layout), inputs_(inputs), folder_(folder), pool_(std::max<std::size_t>(1, options.threads)),
+        files_(folder.path(), layout, options.resume), report_(plan), digests_(plan.tensors.size()), meter_(options, layout.data_bytes) {
+    find_last_uses();
+  }
+
+  /// Takes over what a journal says is done. @return false where the data does not agree with it
+  bool take_over(const std::vector<Json>& groups);
+  void run(Journal& journal);
+  std::uint64_t write_other_files();
+
+ private:
+  using Views = std::vector<std::pair<std::pair<std::size_t, std::string>, const io::TensorView*>>;
+
+  void find_last_uses();
+  /// Stored tensors that these are made of, each once.
+  Views inputs_of(std::span<const std::size_t> group) const;
+  void hash_inputs(const Views& views, Json& record);
+  std::vector<std::string> hash_outputs(std::span<const std::size_t> group);
+  std::vector<std::string> hash(const std::vector<std::uint64_t>& sizes,
+                                const std::function<BlockDigest(std::size_t item, std::size_t block, std::size_t thread)>& digest);
+
+  const MergePlan& plan_;
+  const ExecuteOptions& options_;
+  const ShardLayout& layout_;
+  const InputFiles& inputs_;
+  OutputFolder& folder_;
+  UnreadablePageGuard guard_;
+  ThreadPool pool_;
+  ShardFiles files_;
+  MergeReport report_;
+  InputDigests input_digests_;
+  std::vector<std::string> digests_;  // by tensor
+  std::unordered_map<const io::TensorView*, std::size_t> last_uses_;
+  std::size_t num_done_ = 0;  // tensors are done in the plan's order
+  ProgressMeter meter_;
+  Clock::time_point start_ = Clock::now();
+};
+
+template <class Visit>
+void for_each_origin(const PlannedTensor& tensor, Visit visit) {
+  if (tensor.method == nullptr) return visit(*tensor.copied);
+  if (tensor.base) visit(*tensor.base);
+  for (const auto& input : tensor.inputs) visit(input);
+}
+
+void Execution::find_last_uses() {
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+    for_each_origin(plan_.tensors[i], [&](const auto& origin) {
+      if (const auto* view = plan_.models[origin.model].folder->find(origin.tensor)) last_uses_[view] = i;
+    });
+  }
+}
+
+Execution::Views Execution::inputs_of(std::span<const std::size_t> group) const {
+  Views views;
+  std::unordered_map<const io::TensorView*, bool> seen;
+  for (const auto i : group) {
+    for_each_origin(plan_.tensors[i], [&](const auto& origin) {
+      const auto* view = plan_.models[origin.model].folder->find(origin.tensor);
+      if (view != nullptr && seen.emplace(view, true).second) views.push_back({{origin.model, origin.tensor}, view});
+    });
+  }
+  return views;
+}
+
+std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes,
+                                         const std::function<BlockDigest(std::size_t, std::size_t, std::size_t)>& digest) {
+  struct Block {
+    std::size_t item, block;
+  };
+  std::vector<Block> blocks;
+  std::vector<std::size_t> first;
+  for (std::size_t item = 0; item < sizes.size(); ++item) {
+    first.push_back(blocks.size());
+    for (std::size_t block = 0; block < num_digest_blocks(sizes[item]); ++block) blocks.push_back({item, block});
+  }
+  first.push_back(blocks.size());
+  std::vector<BlockDigest> digests(blocks.size());
+  pool_.parallel_for(blocks.size(), [&](std::size_t i, std::size_t thread) { digests[i] = digest(blocks[i].item, blocks[i].block, thread); });
+  std::vector<std::string> all;
+  for (std::size_t item = 0; item < sizes.size(); ++item) {
+    all.push_back(digest_of_tensor(std::span(digests).subspan(first[item], first[item + 1] - first[item])));
+  }
+  return all;
+}
+
+void Execution::hash_inputs(const Views& views, Json& record) {
+  Views fresh;
+  for (const auto& view : views) {
+    if (!input_digests_.contains(view.first)) fresh.push_back(view);
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const auto& [key, view] : fresh) sizes.push_back(view->bytes.size());
+  const auto digests = hash(sizes, [&](std::size_t item, std::size_t block, std::size_t) {
+    const auto bytes = fresh[item].second->bytes.subspan(block * kDigestBlock);
+    return digest_of_block(bytes.first(std::min<std::size_t>(bytes.size(), kDigestBlock)));
   });
-  return bytes;
-}
-}
-Executed execute(const MergePlan& plan, const ExecuteOptions& options) {
-  check_output(options.out, options.resume, options.overwrite);
-  fs::create_directories(options.out);
-  std::vector<std::string> storage; std::vector<io::TensorView> views; storage.reserve(plan.tensors.size());
-  for (const auto& t : plan.tensors) {
-    if (t.method == nullptr) { const auto& v = *t.copied->source->stored(); storage.emplace_back(reinterpret_cast<const char*>(v.bytes.data()), v.bytes.size()); }
-    else storage.push_back(t.wide ? run<double>(t) : run<float>(t));
-    views.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape, .bytes = std::as_bytes(std::span(storage.back()))});
+  for (std::size_t i = 0; i < fresh.size(); ++i) {
+    const auto& key = fresh[i].first;
+    record.push_back({key.first, key.second, digests[i]});
+    input_digests_.emplace(key, digests[i]);
   }
-  io::write_safetensors(options.out / "model.safetensors", views);
-  for (const auto& [name, c] : plan.written_files) io::write_file(options.out / name, c);
-  for (const auto& f : plan.copied_files) { fs::create_directories((options.out / f).parent_path()); fs::copy_file(plan.donor / f, options.out / f, fs::copy_options::overwrite_existing); }
-  return {};
 }
+
+std::vector<std::string> Execution::hash_outputs(std::span<const std::size_t> group) {
+  std::vector<std::uint64_t> sizes;
+  for (const auto i : group) sizes.push_back(plan_.tensors[i].num_bytes());
+  std::vector<std::vector<std::byte>> buffers(pool_.num_threads());
+  return hash(sizes, [&](std::size_t item, std::size_t block, std::size_t thread) {
+    auto& buffer = buffers[thread];
+    const auto begin = block * kDigestBlock;
+    buffer.resize(std::min<std::uint64_t>(kDigestBlock, sizes[item] - begin));
+    files_.read(group[item], begin, buffer);
+    return digest_of_block(buffer);
+  });
 }
+
+bool Execution::take_over(const std::vector<Json>& groups) {
+  std::vector<std::size_t> done;
+  std::vector<std::string> digests;
+  for (const auto& group : groups) {
+    for (const auto& tensor : group.at("tensors")) {
+      const auto i = done.size();
+      if (i >= plan_.tensors.size() || tensor.at("report").at("name") != plan_.tensors[i].name) return false;
+      done.push_back(i);
+      digests.push_back(tensor.at("digest").get<std::string>());
+    }
+  }
+  if (hash_outputs(done) != digests) return false;
+  for (const auto& group : groups) {
+    for (const auto& tensor : group.at("tensors")) {
+      const auto& planned = plan_.tensors[num_done_];
+      report_.add(tensor.at("report"), planned);
+      meter_.add(planned.num_bytes(), planned.name);
+      digests_[num_done_] = digests[num_done_];
+      ++num_done_;
+    }
+    for (const auto& input : group.at("inputs")) {
+      input_digests_.emplace(std::pair(input.at(0).get<std::size_t>(), input.at(1).get<std::string>()), input.at(2).get<std::string>());
+    }
+  }
+  folder_.keep();
+  return true;
+}
+
+void Execution::run(Journal& journal) {
+  std::vector<std::size_t> all(plan_.tensors.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  auto pending = std::span<const std::size_t>(all).subspan(num_done_);
+  if (pending.empty()) return;
+
+  Driver driver(plan_, pool_, files_, options_.memory_bytes,
+                [&](std::uint64_t bytes, const PlannedTensor& tensor) { meter_.add(bytes, tensor.name); });
+  driver.gather_model();
+  auto group = pending.first(driver.group_size(pending));
+  while (!group.empty()) {
+    pending = pending.subspan(group.size());
+    const auto next = pending.empty() ? pending : pending.first(driver.group_size(pending));
+    for (const auto& [key, view] : inputs_of(next)) prefetch(view->bytes);
+
+    Json record{{"tensors", Json::array()}, {"inputs", Json::array()}};
+    const auto views = inputs_of(group);
+    hash_inputs(views, record["inputs"]);
+    const auto merged = driver.merge(group);
+    guard_.check(plan_);
+    const auto digests = hash_outputs(group);
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const auto& tensor = plan_.tensors[group[i]];
+      auto entry = report_.entry(tensor, merged[i]);
+      report_.add(entry, tensor);
+      digests_[group[i]] = digests[i];
+      record["tensors"].push_back({{"digest", digests[i]}, {"report", std::move(entry)}});
+    }
+    journal.add([this, tensors = std::vector(group.begin(), group.end())] { files_.sync(tensors); }, record);
+    folder_.keep();
+    num_done_ += group.size();
+    for (const auto& [key, view] : views) {
+      if (last_uses_.at(view) <= group.back()) release(view->bytes);
+    }
+    group = next;
+  }
+}
+
+std::uint64_t Execution::write_other_files() {
+  std::vector<OutputFile> files;
+  std::uint64_t shard_bytes = 0;
+  for (const auto& shard : layout_.shards) {
+    files.push_back({.name = shard.file, .num_bytes = fs::file_size(folder_.path() / shard.file)});
+    shard_bytes += files.back().num_bytes - shard.header.size();
+  }
+  if (shard_bytes != layout_.data_bytes || num_done_ != plan_.tensors.size()) {
+    throw std::logic_error(fmt::format("{} of {} bytes were written, {} of {} tensors", shard_bytes, layout_.data_bytes, num_done_,
+                                       plan_.tensors.size()));
+  }
+  const auto write = [&](const fs::path& name, const std::string& content) {
+    folder_.write_file(name, content);
+    files.push_back({.name = name.string(), .num_bytes = content.size(), .sha256 = io::sha256_hex(std::as_bytes(std::span(content)))});
+  };
+  if (const auto index = layout_.index(plan_.tensors); !index.empty()) write("model.safetensors.index.json", index);
+  for (const auto& [name, content] : plan_.written_files) write(name, content);
+  for (const auto& name : plan_.copied_files) {
+    folder_.copy_file(plan_.donor / name, name);
+    const auto copy = folder_.path() / name;
+    files.push_back({.name = name.string(), .num_bytes = fs::file_size(copy), .sha256 = io::sha256_file(copy)});
+  }
+  write("merge_report.json", report_.text());
+  write("README.md", model_card(plan_, resolved_output(options_.out).filename().string()));
+  if (report_.num_not_finite() > 0) {
+    log::warn("{} results are not finite numbers in the type that they are written in; merge_report.json says of which tensors",
+              report_.num_not_finite());
+  }
+  inputs_.check_unchanged();
+
+  std::vector<OutputTensor> tensors;
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+    tensors.push_back({.name = plan_.tensors[i].name, .file = layout_.shards[layout_.places[i].shard].file, .digest = digests_[i]});
+  }
+  const auto manifest = make_manifest(options_.version, plan_, inputs_, input_digests_, files, tensors);
+  folder_.write_file(kManifestFile, manifest.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+
+  std::uint64_t input_bytes = 0;
+  for (const auto& [view, last] : last_uses_) input_bytes += view->bytes.size();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  const Json timing{{"finished", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())))},
+                    {"seconds", seconds},
+                    {"bytes_read", input_bytes},
+                    {"bytes_written", layout_.data_bytes},
+                    {"gigabytes_per_second", 1e-9 * static_cast<double>(input_bytes + layout_.data_bytes) / std::max(seconds, 1e-9)},
+                    {"threads", pool_.num_threads()},
+                    {"memory_bytes", options_.memory_bytes}};
+  folder_.write_file("timing.json", timing.dump(2) + "\n");
+  return layout_.data_bytes;
+}
+
+}  // namespace
+
+Executed execute(const MergePlan& plan, const ExecuteOptions& options) {
+  const auto start = Clock::now();
+  const auto out = resolved_output(options.out);
+  check_output(out, options.resume, options.overwrite);
+  check_keeps_inputs(plan, out);
+  const auto layout = plan_shards(plan.tensors, options.shard_bytes);
+  const auto journal_path = partial_folder(out) / kJournalFile;
+  std::error_code ignored;
+  if (options.resume && !fs::exists(journal_path, ignored)) {
+    if (is_finished(out, plan)) {
+      log::info("{}: is complete", out.string());
+      return {.bytes = layout.data_bytes};
+    }
+    if (!options.overwrite && fs::exists(out, ignored) && !fs::is_empty(out, ignored)) {
+      fail("{}: holds no unfinished merge of this recipe to resume; choose another --out, or replace what is there by --overwrite",
+           out.string());
+    }
+  }
+  const InputFiles inputs(plan);
+  const auto hash = hash_of(plan, inputs, layout, options.version);
+  const auto groups = options.resume ? Journal::read(journal_path, hash) : std::vector<Json>();
+
+  OutputFolder folder(out, options.resume);
+  try {
+    Execution execution(plan, options, layout, inputs, folder);
+    if (!groups.empty() && !execution.take_over(groups)) {
+      log::warn("{}: what is there of the merge is damaged; starting again", folder.path().string());
+      fs::remove(journal_path);
+    }
+    Journal journal(journal_path, hash);
+    execution.run(journal);
+    journal.finish();
+    const auto bytes = execution.write_other_files();
+    folder.publish();
+    return {.bytes = bytes, .seconds = std::chrono::duration<double>(Clock::now() - start).count()};
+  } catch (const UserError&) {
+    folder.discard();
+    throw;
+  } catch (...) {
+    if (folder.is_kept()) log::warn("{}: holds what is done of the merge; --resume continues", folder.path().string());
+    throw;
+  }
+}
+
+}  // namespace mergex::merging

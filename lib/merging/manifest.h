@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/json.h"
+#include "merging/plan.h"
+
+namespace mergex::merging {
+
+inline constexpr std::string_view kManifestFile = "manifest.json";
+
+/// The files that a merge reads, as they were when it began.
+class InputFiles {
+ public:
+  /// Reads headers and descriptions, no tensor.
+  explicit InputFiles(const MergePlan& plan);
+
+  /// @throws UserError when a file has another size or date by now
+  void check_unchanged() const;
+  /// Everything that tells them from other files, dates included.
+  io::Json identity() const;
+  /// Files of a model, without what differs between copies of it.
+  io::Json files_of_model(std::size_t model) const;
+
+ private:
+  struct File {
+    std::filesystem::path path;
+    std::uint64_t num_bytes = 0;
+    std::int64_t modified_ns = 0;
+    std::string header_sha256;  ///< of weights: what stands before (.bin: behind) the values; otherwise of the whole file
+  };
+  static File look_at(const std::filesystem::path& path);
+
+  std::vector<std::vector<File>> of_models_;
+  std::vector<File> others_;
+};
+
+/// (index in MergePlan::models, name) -> digest of every tensor that a merge has read.
+using InputDigests = std::map<std::pair<std::size_t, std::string>, std::string>;
+
+/// A file of the result.
+struct OutputFile {
+  std::string name;  ///< relative
+  std::uint64_t num_bytes = 0;
+  std::string sha256 = {};  ///< empty for weights, whose tensors have digests
+};
+
+struct OutputTensor {
+  std::string name, file, digest;
+};
+
+/// Which program made what from what: names, sizes and digests of everything, and the recipe.
+io::Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs, const InputDigests& digests,
+                       const std::vector<OutputFile>& files, const std::vector<OutputTensor>& tensors);
+
+}  // namespace mergex::merging
