@@ -217,11 +217,11 @@ class Reader {
   void read_tokenizer_source(io::JsonObject& object, std::string_view key) {
     const auto name = object.required<std::string>(key);
     if (name == "union") {
-      section_.tokenizer->source = VocabularyOptions::Source::kUnion;
+      section_.tokenizer->source = VocabularyOptions::Origin::kUnion;
     } else if (name == "base") {
-      section_.tokenizer->source = VocabularyOptions::Source::kBase;
+      section_.tokenizer->source = VocabularyOptions::Origin::kBase;
     } else {
-      section_.tokenizer->source = VocabularyOptions::Source::kModel;
+      section_.tokenizer->source = VocabularyOptions::Origin::kModel;
       section_.tokenizer->model = listed_model(name, object.where(key));
     }
   }
