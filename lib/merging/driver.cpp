@@ -18,6 +18,8 @@ constexpr std::int64_t kTile = 16'384, kUnit = 262'144;
 constexpr std::size_t kManySums = 8'192;  // of which no tensor keeps more than kFewUnits times as many
 constexpr std::int64_t kFewUnits = 64;
 constexpr std::size_t kWriteBytes = std::size_t{1} << 20;
+constexpr std::uint64_t kGroupBytes = std::uint64_t{128} << 20;  // of inputs, unless one tensor has more
+constexpr std::size_t kGroupTensors = 4'096;
 constexpr std::uint64_t kCopyBytes = std::uint64_t{4} << 20;
 
 std::int64_t round_up(std::int64_t count, std::int64_t step) { return (count + step - 1) / step * step; }
@@ -138,8 +140,6 @@ class Driver::Run {
   virtual void add_counts(std::span<const std::uint32_t> /*counts*/) {}
   virtual void finish(int /*pass*/) {}
   virtual MergedTensor merged() const { return {}; }
-
-  bool is_models() const { return tensor.method != nullptr && tensor.method->model_state != nullptr; }
 
   const std::size_t index;
   const PlannedTensor& tensor;
@@ -329,12 +329,7 @@ Driver::Run& Driver::run_of(std::size_t index) {
     run = std::make_unique<CopyRun>(index, tensor, plan_, files_);
     return *run;
   }
-  ModelState* state = nullptr;
-  if (tensor.method->model_state != nullptr) {
-    auto found = std::ranges::find(states_, tensor.method, &decltype(states_)::value_type::first);
-    if (found == states_.end()) found = states_.insert(found, {tensor.method, tensor.method->model_state(tensor.context)});
-    state = found->second.get();
-  }
+  auto* state = state_of(tensor);
   if (tensor.wide) {
     run = std::make_unique<MergeRun<double>>(index, tensor, files_, tensor.method->make_double(tensor.context, state));
   } else {
@@ -343,12 +338,18 @@ Driver::Run& Driver::run_of(std::size_t index) {
   return *run;
 }
 
+ModelState* Driver::state_of(const PlannedTensor& tensor) {
+  if (tensor.method == nullptr || tensor.method->model_state == nullptr) return nullptr;
+  auto found = std::ranges::find(states_, tensor.method, &decltype(states_)::value_type::first);
+  if (found == states_.end()) found = states_.insert(found, {tensor.method, tensor.method->model_state(tensor.context)});
+  return found->second.get();
+}
+
 void Driver::gather_model() {
   std::vector<std::size_t> tensors;
   int num_passes = 0;
   for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    const auto* method = plan_.tensors[i].method;
-    if (method == nullptr || method->model_state == nullptr) continue;
+    if (state_of(plan_.tensors[i]) == nullptr) continue;
     tensors.push_back(i);
     num_passes = std::max(num_passes, run_of(i).passes());
   }
@@ -372,7 +373,7 @@ std::size_t Driver::group_size(std::span<const std::size_t> pending) {
     const auto& run = run_of(pending[size]);
     bytes += input_bytes(run.tensor);
     kept += run.kept_bytes();
-    if (size > 0 && (bytes > kGroupBytes || kept > memory_bytes_ / 4)) return size;
+    if (size > 0 && (size == kGroupTensors || bytes > kGroupBytes || kept > memory_bytes_ / 4)) return size;
   }
   return pending.size();
 }
@@ -382,7 +383,7 @@ std::vector<MergedTensor> Driver::merge(std::span<const std::size_t> group) {
   int num_passes = 0;
   for (const auto index : group) {
     runs.push_back(&run_of(index));
-    if (runs.back()->is_models()) continue;
+    if (state_of(runs.back()->tensor) != nullptr) continue;  // gathered already
     gathering.push_back(runs.back());
     num_passes = std::max(num_passes, runs.back()->passes());
   }

@@ -57,6 +57,8 @@ class Driver {
   class Buffers;
 
   Run& run_of(std::size_t tensor);
+  /// What the tensor shares with the others; nullptr where it shares nothing.
+  ModelState* state_of(const PlannedTensor& tensor);
   void run_pass(std::span<Run* const> runs, std::optional<int> pass);
 
   const MergePlan& plan_;
@@ -68,8 +70,5 @@ class Driver {
   std::vector<std::unique_ptr<Run>> runs_;  // by tensor; between the passes of a model all, otherwise a group's
   std::vector<Buffers> buffers_;            // by thread
 };
-
-/// Bytes of inputs that a group reads at most, unless it is one tensor.
-inline constexpr std::uint64_t kGroupBytes = std::uint64_t{256} << 20;
 
 }  // namespace mergex::merging

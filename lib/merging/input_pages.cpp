@@ -13,10 +13,12 @@
 namespace mergex::merging {
 namespace {
 
+constexpr std::size_t kWorthACall = 64 << 10;
+
 const auto page_size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
 
 void advise(std::span<const std::byte> mapped, int advice) {
-  if (mapped.empty()) return;
+  if (mapped.size() < kWorthACall) return;
   const auto address = reinterpret_cast<std::uintptr_t>(mapped.data());
   const auto begin = address / page_size * page_size;
   // Advice that a system does not follow costs speed, nothing else.

@@ -81,9 +81,9 @@ Json MergeReport::entry(const PlannedTensor& tensor, const MergedTensor& merged)
   return entry;
 }
 
-void MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
+const std::string& MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
   entries_.push_back(entry.dump(-1, ' ', false, Json::error_handler_t::replace));
-  if (tensor.method == nullptr) return;
+  if (tensor.method == nullptr) return entries_.back();
   ++num_merged_;
   num_not_finite_ += entry.value("not_finite", std::int64_t{0});
   if (const auto share = entry.find("sign_conflicts"); share != entry.end() && share->is_number()) {
@@ -94,6 +94,7 @@ void MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
     const auto& distance = entry.at("inputs").at(i).at(tensor.base ? kTaskVector : kDistance);
     if (distance.is_number()) distances_[tensor.inputs[i].model] += distance.get<double>() * distance.get<double>();
   }
+  return entries_.back();
 }
 
 std::string MergeReport::text() const {

@@ -26,14 +26,15 @@ std::string plural(std::size_t count, std::string_view noun) { return fmt::forma
 
 }  // namespace
 
-std::string model_card(const MergePlan& plan, const std::string& title) {
+std::string model_card(const MergePlan& plan) {
   std::string card = "---\ntags:\n- merge\n- mergex\n";
   std::vector<std::string> bases;
   for (const auto& model : plan.models) {
     if (const auto name = hub_name(model.folder->path()); name && std::ranges::find(bases, *name) == bases.end()) bases.push_back(*name);
   }
   if (!bases.empty()) card += fmt::format("base_model:\n- {}\n", fmt::join(bases, "\n- "));
-  card += fmt::format("---\n\n# {}\n\n", title);
+  const auto name = plan.resolved.is_object() ? plan.resolved.value("name", std::string()) : "";
+  card += fmt::format("---\n\n# {}\n\n", name.empty() ? "Merged model" : name);
 
   std::set<std::string_view> names;
   std::vector<std::string> methods;

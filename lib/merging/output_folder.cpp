@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
+#include <vector>
 
 #include "core/error.h"
 #include "io/atomic_file.h"
@@ -46,11 +47,21 @@ void remove_folder(const fs::path& folder) {
   fs::remove_all(folder, ignored);
 }
 
+/// Everything below a folder, and its names. All files are on their way before the first is waited for, so that a file
+/// system with a journal needs one commit, not one per file.
 void sync_tree(const fs::path& folder) {
+  std::vector<io::FileDescriptor> files;
+  std::vector<fs::path> folders{folder};
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_directory()) io::sync_folder(entry.path());
+    if (entry.is_directory()) {
+      folders.push_back(entry.path());
+    } else {
+      files.emplace_back(entry.path(), O_RDONLY);
+    }
   }
-  io::sync_folder(folder);
+  for (const auto& file : files) (void)::sync_file_range(file.fd(), 0, 0, SYNC_FILE_RANGE_WRITE);
+  for (const auto& file : files) file.sync();
+  for (const auto& path : folders) io::sync_folder(path);
 }
 
 }  // namespace
@@ -108,13 +119,11 @@ void OutputFolder::write_file(const fs::path& name, std::string_view content) co
   fs::create_directories((partial_ / name).parent_path());
   const io::FileDescriptor file(partial_ / name, O_WRONLY | O_CREAT | O_TRUNC);
   file.write_at(0, std::as_bytes(std::span(content)));
-  file.sync();
 }
 
 void OutputFolder::copy_file(const fs::path& from, const fs::path& name) const {
   fs::create_directories((partial_ / name).parent_path());
   fs::copy_file(from, partial_ / name, fs::copy_options::overwrite_existing);
-  io::FileDescriptor(partial_ / name, O_RDONLY).sync();
 }
 
 void OutputFolder::publish() {

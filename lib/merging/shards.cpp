@@ -11,8 +11,6 @@
 #include <functional>
 #include <set>
 
-#include "io/atomic_file.h"
-
 namespace mergex::merging {
 namespace {
 
@@ -86,7 +84,6 @@ ShardFiles::ShardFiles(const std::filesystem::path& folder, const ShardLayout& l
     reserve(files_.back(), shard.num_bytes);
     files_.back().write_at(0, std::as_bytes(std::span(shard.header)));
   }
-  io::sync_folder(folder);
 }
 
 void ShardFiles::write(std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) const {
