@@ -64,7 +64,7 @@ std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const Shard
   return io::sha256_hex(std::as_bytes(std::span(text)));
 }
 
-/// Bytes done, passed on a few times a second.
+/// Bytes done, passed on at most 50 times a second.
 class ProgressMeter {
  public:
   ProgressMeter(const ExecuteOptions& options, std::uint64_t total) : callback_(options.progress), total_(total) {}
@@ -75,7 +75,7 @@ class ProgressMeter {
     done_ += bytes;
     const auto now = Clock::now();
     if (now < next_ && done_ < total_) return;
-    next_ = now + std::chrono::milliseconds(100);
+    next_ = now + std::chrono::milliseconds(20);
     callback_(done_, total_, tensor);
   }
 
