@@ -62,14 +62,19 @@ void kill_until_finished(std::uint64_t seed, int kills) {
 
   const auto out = folder / "out";
   SplitMix64 random(seed);
-  double longest_us = 20'000.0;  // grows while children are killed before they get anywhere
+  double longest_us = 200'000.0;  // grows while children are killed before they get anywhere
   int num_killed = 0, num_finished = 0, num_resumable = 0;
   while (num_killed < kills) {
     const auto child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
       try {
-        execute(plan, {.out = out, .shard_bytes = 500'000, .memory_bytes = kFewTensorsAtOnce, .threads = 2, .resume = true});
+        execute(plan, {.out = out,
+                       .shard_bytes = 500'000,
+                       .memory_bytes = kFewTensorsAtOnce,
+                       .threads = 2,
+                       .resume = true,
+                       .progress = [](auto, auto, auto) { ::usleep(5'000); }});  // so that a kill is likely to meet the work
         ::_exit(0);
       } catch (...) {
         ::_exit(1);
@@ -94,11 +99,11 @@ void kill_until_finished(std::uint64_t seed, int kills) {
     CHECK(!fs::exists(partial_folder(out)));
     fs::remove_all(out);
     ++num_finished;
-    longest_us = 20'000.0;
+    longest_us = 200'000.0;
   }
   if (!fs::exists(out)) execute(plan, {.out = out, .shard_bytes = 500'000, .memory_bytes = kFewTensorsAtOnce, .threads = 2, .resume = true});
   CHECK(test::comparable_content(out) == whole);
-  CHECK(num_resumable > 0);
+  if (kills >= 100) CHECK(num_resumable > 10);
   fmt::print("killed {} times at random moments, {} of them with work to resume, finished {} times: byte-identical\n", num_killed,
              num_resumable, num_finished + 1);
 }
