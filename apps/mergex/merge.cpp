@@ -13,11 +13,9 @@
 #include "io/yaml.h"
 #include "merge_text.h"
 #include "merging/adapter_section.h"
-#include "merging/diff.h"
 #include "merging/execute.h"
 #include "merging/mergekit_recipe.h"
 #include "merging/planner.h"
-#include "merging/verify.h"
 #include "recipes/recipe.h"
 
 namespace mergex {
@@ -141,6 +139,7 @@ int merge_all(const CommandOptions& options) {
                                               .threads = threads,
                                               .resume = options.resume,
                                               .overwrite = options.overwrite,
+                                              .version = MERGEX_VERSION,
                                               .progress = std::ref(progress)});
     if (options.json) {
       fmt::print("{}\n", Json{{"out", folder.string()}, {"tensors", plan.tensors.size()}, {"bytes", done.bytes}, {"seconds", done.seconds}}.dump());
