@@ -160,6 +160,12 @@ std::optional<double> ParameterLevel::find(const Parameter& parameter, std::stri
   return std::nullopt;
 }
 
+bool ParameterLevel::has_filters() const {
+  return std::ranges::any_of(settings_, [](const Setting& setting) {
+    return std::ranges::any_of(setting.entries, [](const Entry& entry) { return !entry.filter.empty(); });
+  });
+}
+
 std::vector<std::string> ParameterLevel::check_filters(const std::set<std::string>& tensors) const {
   std::vector<std::string> warnings;
   for (const auto& setting : settings_) {
