@@ -39,7 +39,10 @@ void check_keeps_inputs(const MergePlan& plan, const fs::path& out) {
   const auto check = [&](const fs::path& input) {
     if (lies_in(input, out)) fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
   };
-  for (const auto& model : plan.models) check(model.folder->path());
+  for (const auto& model : plan.models) {
+    check(model.folder->path());
+    if (model.adapter != nullptr) check(model.adapter->path());
+  }
   for (const auto& statistics : plan.statistics) check(statistics->path());
   if (!plan.donor.empty()) check(plan.donor);
 }
@@ -87,6 +90,7 @@ class Execution {
   Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs, OutputFolder& folder)
       : plan_(plan), options_(options), layout_(layout), inputs_(inputs), folder_(folder), pool_(std::max<std::size_t>(1, options.threads)),
         files_(folder.path(), layout, options.resume), report_(plan), digests_(plan.tensors.size()), meter_(options, layout.data_bytes) {
+    for (const auto& model : plan.models) folders_.push_back(model.folder.get());
     find_last_uses();
   }
 
@@ -112,6 +116,7 @@ class Execution {
   const InputFiles& inputs_;
   OutputFolder& folder_;
   UnreadablePageGuard guard_;
+  std::vector<const io::CheckpointFolder*> folders_;
   ThreadPool pool_;
   ShardFiles files_;
   MergeReport report_;
@@ -249,7 +254,7 @@ void Execution::run(Journal& journal) {
     const auto views = inputs_of(group);
     hash_inputs(views, record["inputs"]);
     const auto merged = driver.merge(group);
-    guard_.check(plan_);
+    guard_.check(folders_);
     const auto digests = hash_outputs(group);
     for (std::size_t i = 0; i < group.size(); ++i) {
       const auto& tensor = plan_.tensors[group[i]];

@@ -57,16 +57,16 @@ UnreadablePageGuard::UnreadablePageGuard() {
 
 UnreadablePageGuard::~UnreadablePageGuard() { ::sigaction(SIGBUS, &previous_action, nullptr); }
 
-void UnreadablePageGuard::check(const MergePlan& plan) const {
+void UnreadablePageGuard::check(std::span<const io::CheckpointFolder* const> inputs) const {
   const auto address = unreadable.load();
   if (address == 0) return;
-  for (const auto& model : plan.models) {
-    for (const auto* tensor : model.folder->tensors()) {
+  for (const auto* folder : inputs) {
+    for (const auto* tensor : folder->tensors()) {
       const auto begin = reinterpret_cast<std::uintptr_t>(tensor->bytes.data());
       if (address < begin || address >= begin + tensor->bytes.size()) continue;
       throw std::system_error(EIO, std::generic_category(),
                               fmt::format("{}: tensor \"{}\" cannot be read (truncated meanwhile, or a fault of the disk)",
-                                          model.folder->file_of(tensor->name), tensor->name));
+                                          folder->file_of(tensor->name), tensor->name));
     }
   }
   throw std::system_error(EIO, std::generic_category(), "an input cannot be read (truncated meanwhile, or a fault of the disk)");

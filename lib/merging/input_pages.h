@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-#include "merging/plan.h"
+#include "io/checkpoint_folder.h"
 
 namespace mergex::merging {
 
@@ -22,7 +22,7 @@ class UnreadablePageGuard {
   UnreadablePageGuard& operator=(const UnreadablePageGuard&) = delete;
 
   /// @throws std::system_error that names the file and the tensor, once a page could not be read
-  void check(const MergePlan& plan) const;
+  void check(std::span<const io::CheckpointFolder* const> inputs) const;
 };
 
 }  // namespace mergex::merging

@@ -53,6 +53,8 @@ InputFiles::InputFiles(const MergePlan& plan) {
   for (const auto& model : plan.models) {
     auto& files = of_models_.emplace_back();
     for (const auto& path : model.folder->files()) files.push_back(look_at(path));
+    if (model.adapter == nullptr) continue;
+    for (const auto& path : model.adapter->files()) files.push_back(look_at(path));
   }
   for (const auto& statistics : plan.statistics) others_.push_back(look_at(statistics->path()));
   for (const auto& name : plan.copied_files) others_.push_back(look_at(plan.donor / name));
