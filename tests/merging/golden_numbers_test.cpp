@@ -36,15 +36,19 @@ std::vector<Case> cases() {
     for (auto& one : all) one.insert(more);
     return all;
   };
-  const std::vector<Named> densities{{{"weight", 0.2}, {"density", 0.5}},
-                                     {{"weight", 0.5}, {"density", 0.3}},
-                                     {{"weight", 0.9}, {"density", 0.2}}};
+  const std::vector<Named> densities{
+      {{"weight", 0.2}, {"density", 0.5}}, {{"weight", 0.5}, {"density", 0.3}}, {{"weight", 0.9}, {"density", 0.2}}};
   const std::vector<Named> w632{{{"weight", 0.6}}, {{"weight", 0.3}}, {{"weight", 0.2}}};
   const std::vector<Named> w36{{{"weight", 0.3}}, {{"weight", 0.6}}};
   const std::vector<Named> w536{{{"weight", 0.5}}, {{"weight", 0.3}}, {{"weight", 0.6}}};
   return {
       {"linear_weighted_f32", &kLinear, "", abc, w259, {}, true},
-      {"linear_nonorm_f32", &kLinear, "", abc, {{{"weight", 0.3}}, {{"weight", -0.2}}, {{"weight", 0.4}}}, {{"normalize", 0}}},
+      {"linear_nonorm_f32",
+       &kLinear,
+       "",
+       abc,
+       {{{"weight", 0.3}}, {{"weight", -0.2}}, {{"weight", 0.4}}},
+       {{"normalize", 0}}},
       {"linear_f32math_bf16", &kLinear, "", abc, w259},
       {"linear_native_bf16", &kLinear, "", abc, w259},
       {"slerp_t_f32", &kSlerp, "base", {"c"}, {}, {{"t", 0.35}}},
@@ -67,7 +71,11 @@ std::vector<Case> cases() {
       {"task_arithmetic_f32", &kTaskArithmetic, "base", abc, w632, {{"lambda", 0.8}}, true},
       {"task_arithmetic_negative_f32", &kTaskArithmetic, "base", {"a", "c"}, {{{"weight", 0.6}}, {{"weight", -0.3}}}},
       {"task_arithmetic_normalize_f32", &kTaskArithmetic, "base", abc, w632, {{"normalize", 1}, {"lambda", 1.2}}},
-      {"task_arithmetic_zero_weight_sum_f32", &kTaskArithmetic, "base", {"a", "b"}, {{{"weight", 0.5}}, {{"weight", -0.5}}},
+      {"task_arithmetic_zero_weight_sum_f32",
+       &kTaskArithmetic,
+       "base",
+       {"a", "b"},
+       {{{"weight", 0.5}}, {{"weight", -0.5}}},
        {{"normalize", 1}}},
       {"task_arithmetic_f32math_bf16", &kTaskArithmetic, "base", abc, w632, {}, true},
       {"task_arithmetic_native_bf16", &kTaskArithmetic, "base", abc, w632},
@@ -75,21 +83,36 @@ std::vector<Case> cases() {
       {"ties_densities_f32", &kTies, "base", abc, densities, {{"lambda", 0.9}}, true},
       {"ties_density1_f32", &kTies, "base", abc, {{{"weight", 1.0}}}},
       {"ties_tiny_density_f32", &kTies, "base", abc, with(w259, {{"density", 0.004}})},
-      {"ties_density0_f32", &kTies, "base", abc,
+      {"ties_density0_f32",
+       &kTies,
+       "base",
+       abc,
        {{{"weight", 0.2}, {"density", 0}}, {{"weight", 0.5}, {"density", 0.5}}, {{"weight", 0.9}, {"density", 0.3}}}},
       {"ties_vote_flip_f32", &kTies, "base", abc,
        with({{{"weight", 2.5}}, {{"weight", 0.4}}, {{"weight", 0.02}}}, {{"density", 0.8}})},
-      {"ties_negative_weight_f32", &kTies, "base", {"a", "b"}, with({{{"weight", 1.0}}, {{"weight", -0.6}}}, {{"density", 0.7}})},
+      {"ties_negative_weight_f32",
+       &kTies,
+       "base",
+       {"a", "b"},
+       with({{{"weight", 1.0}}, {{"weight", -0.6}}}, {{"density", 0.7}})},
       {"ties_rescale_f32", &kTies, "base", abc, densities, {{"rescale", 1}, {"normalize", 0}}},
       {"ties_f32math_bf16", &kTies, "base", abc, densities, {}, true},
       {"ties_native_bf16", &kTies, "base", abc, densities},
       {"breadcrumbs_f32", &kBreadcrumbs, "base", abc, with(w259, {{"density", 0.6}, {"gamma", 0.05}}), {}, true},
       {"breadcrumbs_gamma0_f32", &kBreadcrumbs, "base", abc, with(w259, {{"density", 0.6}, {"gamma", 0.0}})},
-      {"breadcrumbs_overfull_f32", &kBreadcrumbs, "base", {"a", "b"},
+      {"breadcrumbs_overfull_f32",
+       &kBreadcrumbs,
+       "base",
+       {"a", "b"},
        {{{"weight", 1}, {"density", 0.97}, {"gamma", 0.2}}, {{"weight", 1}, {"density", 0.9}}}},
-      {"breadcrumbs_ties_f32", &kBreadcrumbsTies, "base", abc, with(w259, {{"density", 0.6}, {"gamma", 0.02}}),
+      {"breadcrumbs_ties_f32",
+       &kBreadcrumbsTies,
+       "base",
+       abc,
+       with(w259, {{"density", 0.6}, {"gamma", 0.02}}),
        {{"lambda", 0.7}}},
-      {"breadcrumbs_ties_f32math_bf16", &kBreadcrumbsTies, "base", abc, with(w259, {{"density", 0.6}, {"gamma", 0.02}})},
+      {"breadcrumbs_ties_f32math_bf16", &kBreadcrumbsTies, "base", abc,
+       with(w259, {{"density", 0.6}, {"gamma", 0.02}})},
       {"dare_linear_density1_f32", &kDareLinear, "base", {"a", "b"}, {{{"weight", 0.6}}, {{"weight", 0.3}}}},
       {"sce_f32", &kSce, "base", abc},
       {"sce_topk_f32", &kSce, "base", abc, {}, {{"select_topk", 0.3}}},
@@ -194,7 +217,8 @@ TEST_CASE("methods give the reference numbers", "[merging][golden]") {
       ok = total.worst <= (native && task_family ? 3.0 : 1.0) && equal >= expected_equal;
     }
     CHECK(ok);
-    test::log_golden("merge method " + c.name, fmt::format("{}, largest error {:.0e}, equal {:.4f}", ok ? "ok" : "FAILED", total.worst, equal));
+    test::log_golden("merge method " + c.name,
+                     fmt::format("{}, largest error {:.0e}, equal {:.4f}", ok ? "ok" : "FAILED", total.worst, equal));
   }
 }
 
