@@ -1,9 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
-#include <numeric>
 
 #include "io/json.h"
 #include "io/safetensors.h"
@@ -22,9 +23,31 @@ namespace {
 
 constexpr double kTolerance = 6e-7;  // of the tensor's largest value: tests/golden/merge/NOTES.md
 
+using Values = std::vector<double>;
+
+Values linear(const Values& base, const Values& a) {
+  Values merged(base.size());
+  for (std::size_t i = 0; i < base.size(); ++i) merged[i] = 0.4 * base[i] + 0.6 * a[i];
+  return merged;
+}
+
+// One task vector: its larger half, by magnitude over the whole tensor; the weight cancels.
+Values ties(const Values& base, const Values& a) {
+  Values magnitudes;
+  for (std::size_t i = 0; i < base.size(); ++i) magnitudes.push_back(std::abs(a[i] - base[i]));
+  std::ranges::sort(magnitudes, std::greater());
+  const auto smallest_kept = magnitudes[magnitudes.size() / 2 - 1];
+  auto merged = base;
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    if (std::abs(a[i] - base[i]) >= smallest_kept) merged[i] = a[i];
+  }
+  return merged;
+}
+
 struct Case {
   std::string name;
   VocabularyOptions options;
+  Values (*merge)(const Values&, const Values&) = linear;
 };
 
 // The options of recipes/<name>.yaml.
@@ -45,19 +68,20 @@ std::vector<Case> cases() {
           {"tokenizer_base_f32", given(VocabularyOptions::Origin::kBase)},
           {"tokenizer_model_f32", of_a},
           {"tokenizer_union_pad_f32", padded},
-          {"tokenizer_tokens_f32", with_tokens}};
+          {"tokenizer_tokens_f32", with_tokens},
+          {"tokenizer_union_ties_f32", given(VocabularyOptions::Origin::kUnion), ties}};
 }
 
 }  // namespace
 
-TEST_CASE("rows of a linear merge over unlike vocabularies", "[merging][golden]") {
+TEST_CASE("rows of merges over unlike vocabularies", "[merging][golden]") {
   const auto folder = test::golden_folder("merge");
   if (!folder) return;
   const auto base = *folder / "inputs/llama_tok_base_f32", a = *folder / "inputs/llama_tok_a_f32";
   const auto base_file = io::SafetensorsFile::open(base / "model.safetensors");
   const auto a_file = io::SafetensorsFile::open(a / "model.safetensors");
 
-  for (const auto& [name, options] : cases()) {
+  for (const auto& [name, options, merge] : cases()) {
     INFO(name);
     const auto plan = plan_vocabulary(std::array{VocabularyModel{"base", base, 36, 36}, VocabularyModel{"a", a, 42, 36}},
                                       0, 0, options);
@@ -73,7 +97,7 @@ TEST_CASE("rows of a linear merge over unlike vocabularies", "[merging][golden]"
       const RowSource aligned_base(plan.maps[0], parts, 36), aligned_a(plan.maps[1], parts, 36);
       const test::MemorySource expected(*expected_file.find(tensor));
       REQUIRE(expected.size() == plan.rows * 36);
-      const auto x = test::all_values(aligned_base, plan.rows * 36), y = test::all_values(aligned_a, plan.rows * 36);
+      const auto merged = merge(test::all_values(aligned_base, plan.rows * 36), test::all_values(aligned_a, plan.rows * 36));
       const auto z = test::all_values(expected, plan.rows * 36);
       double largest = 0.0;
       for (const auto value : z) largest = std::max(largest, std::abs(value));
@@ -84,9 +108,8 @@ TEST_CASE("rows of a linear merge over unlike vocabularies", "[merging][golden]"
       REQUIRE(static_cast<std::int64_t>(rows.size()) == plan.rows);
       for (const auto& [mine, theirs] : rows) {
         for (std::int64_t j = 0; j < 36; ++j) {
-          const auto at = static_cast<std::size_t>(mine * 36 + j);
-          const auto merged = 0.4 * x[at] + 0.6 * y[at];
-          const auto error = std::abs(merged - z[static_cast<std::size_t>(theirs * 36 + j)]) / largest;
+          const auto x = merged[static_cast<std::size_t>(mine * 36 + j)];
+          const auto error = std::abs(x - z[static_cast<std::size_t>(theirs * 36 + j)]) / largest;
           INFO(tensor << " row " << mine);
           REQUIRE(error <= kTolerance);
           largest_error = std::max(largest_error, error);
