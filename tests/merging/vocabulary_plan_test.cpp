@@ -261,6 +261,20 @@ TEST_CASE("T4: more rows than tokens, more tokens than rows", "[merging]") {
   }
 }
 
+TEST_CASE("rows that are padding in one model and tokens in another", "[merging]") {
+  Models models;
+  models.add(SmallTokenizer::of(letters("abc")), 8);       // rows 5 to 7 are padding
+  models.add(SmallTokenizer::of(letters("abcdefg")), 8);   // tokens of other meaning there; "g" has no row
+  const auto plan = models.plan(options(Origin::kBase));
+  CHECK(plan.rows == 8);
+  for (const std::int64_t r : {5, 6, 7}) CHECK(models.row(plan, 1, r) == models.stored_row(0, r));
+
+  const auto united = models.plan(options(Origin::kUnion, false));
+  const auto ids = test::written_ids(united);
+  CHECK(ids.size() == 8);
+  CHECK_FALSE(ids.contains("g"));  // a token that no embedding has
+}
+
 TEST_CASE("a union keeps the alignment of a padded base", "[merging]") {
   Models models;
   models.add(SmallTokenizer::of(letters("abcd")), 8);                  // 6 tokens
