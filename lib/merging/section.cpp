@@ -261,7 +261,7 @@ class Reader {
     if (const auto tokens = block->any("tokens")) {
       if (!tokens->is_object()) block->fail_value("tokens", "expected an object of token: settings");
       for (const auto& [token, value] : tokens->items()) {
-        section_.tokenizer->tokens.push_back(read_token(token, value, block->where("tokens") + "/" + io::escape_pointer(token)));
+        section_.tokenizer->tokens.push_back(read_token(token, value, block->where("tokens", "/" + io::escape_pointer(token))));
       }
     }
     block->finish();
