@@ -286,7 +286,8 @@ TEST_CASE("a union keeps the alignment of a padded base", "[merging]") {
   padded.pad_to_multiple_of = 10;
   CHECK(models.plan(padded).rows == 20);
   padded.pad_to_multiple_of = 0;
-  CHECK(test::user_error([&] { models.plan(padded); }) == "recipe.yaml: pad_to_multiple_of: got 0, expected at least 1");
+  CHECK(test::user_error([&] { models.plan(padded); }) == 
+        "recipe.yaml: pad_to_multiple_of: got 0, expected 1 to 16777215");
 }
 
 TEST_CASE("ids in config.json and generation_config.json follow their tokens", "[merging]") {
