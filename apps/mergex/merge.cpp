@@ -93,6 +93,28 @@ int merge_adapters(const recipes::Recipe& recipe, const CommandOptions& options)
   return 0;
 }
 
+std::size_t num_threads(const CommandOptions& options) {
+  return options.threads > 0 ? static_cast<std::size_t>(options.threads) : std::max<std::size_t>(1, std::thread::hardware_concurrency());
+}
+
+int verify(const CommandOptions& options) {
+  const auto verification = merging::verify(options.verify, num_threads(options));
+  if (options.json) {
+    fmt::print("{}\n", Json{{"intact", verification.is_intact()}, {"tensors", verification.num_tensors},
+                            {"files", verification.num_files}, {"problems", verification.problems}}.dump());
+  } else {
+    fmt::print("{}", verification.text());
+  }
+  return verification.is_intact() ? 0 : 2;
+}
+
+int compare(const CommandOptions& options) {
+  const auto difference = merging::diff(io::CheckpointFolder(options.compare[0]), io::CheckpointFolder(options.compare[1]),
+                                        num_threads(options));
+  fmt::print("{}", options.json ? difference.json().dump() + "\n" : difference.text());
+  return 0;
+}
+
 merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std::map<std::string, fs::path>& named) {
   io::JsonObject root(recipe.document);
   const auto seed = read_common(root);
@@ -111,8 +133,6 @@ int merge_all(const CommandOptions& options) {
   if (merging::merges_adapters(io::JsonObject(recipes.back().document))) return merge_adapters(recipes.back(), options);
   const bool is_mergekit = is_yaml(options.recipe);
   const auto out = options.out.value_or(fs::path("runs") / recipes.back().name);
-  const auto threads = options.threads > 0 ? static_cast<std::size_t>(options.threads)
-                                           : std::max<std::size_t>(1, std::thread::hardware_concurrency());
   std::map<std::string, fs::path> named;
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     const bool is_last = i + 1 == recipes.size();
@@ -138,9 +158,10 @@ int merge_all(const CommandOptions& options) {
     const auto done = merging::execute(plan, {.out = folder,
                                               .shard_bytes = options.shard_bytes,
                                               .memory_bytes = options.memory_bytes,
-                                              .threads = threads,
+                                              .threads = num_threads(options),
                                               .resume = options.resume,
                                               .overwrite = options.overwrite,
+                                              .version = MERGEX_VERSION,
                                               .progress = std::ref(progress)});
     if (options.json) {
       fmt::print("{}\n", Json{{"out", folder.string()}, {"tensors", plan.tensors.size()}, {"bytes", done.bytes}, {"seconds", done.seconds}}.dump());
@@ -161,6 +182,8 @@ int run_merge(const CommandOptions& options) {
     fmt::print("{}", options.json ? method_list_json().dump(2) + "\n" : method_list_text());
     return 0;
   }
+  if (!options.verify.empty()) return verify(options);
+  if (!options.compare.empty()) return compare(options);
   return merge_all(options);
 }
 

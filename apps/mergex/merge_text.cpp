@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -60,14 +61,14 @@ struct Group {
 // Tensors that differ in the layer alone are one line.
 std::vector<Group> groups_of(const MergePlan& plan) {
   std::vector<Group> groups;
+  std::unordered_map<std::string, std::size_t> known;
   for (const auto& tensor : plan.tensors) {
     auto name = tensor.name;
     if (const auto layer = merging::layer_of(name)) name = layer->stack + (layer->stack.empty() ? "*." : ".*.") + layer->rest;
     auto how = recipe_text(plan, tensor);
-    const auto found = std::ranges::find_if(groups, [&](const Group& g) {
-      return g.name == name && g.how == how && g.note == tensor.note && g.dtype == tensor.dtype;
-    });
-    auto& group = found != groups.end() ? *found : groups.emplace_back(Group{name, std::move(how), tensor.note, tensor.dtype});
+    const auto [found, is_new] = known.emplace(fmt::format("{}|{}|{}|{}", name, how, tensor.note, io::dtype_name(tensor.dtype)), groups.size());
+    if (is_new) groups.push_back({name, std::move(how), tensor.note, tensor.dtype});
+    auto& group = groups[found->second];
     ++group.count;
     group.bytes += tensor.num_bytes();
   }

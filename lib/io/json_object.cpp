@@ -80,8 +80,11 @@ JsonObject::JsonObject(std::shared_ptr<const JsonDocument> document, std::shared
   }
 }
 
-std::string JsonObject::where(std::string_view key) const {
-  const auto pointer = key.empty() ? state_->pointer : state_->pointer + "/" + escape_pointer(key);
+std::string JsonObject::where(std::string_view key) const { return where(key, ""); }
+
+std::string JsonObject::where(std::string_view key, std::string_view below) const {
+  auto pointer = key.empty() ? state_->pointer : state_->pointer + "/" + escape_pointer(key);
+  pointer += below;
   return place(state_->document->origin(pointer), pointer);
 }
 

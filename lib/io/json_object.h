@@ -89,6 +89,8 @@ class JsonObject {
 
   /// `recipe.json#/training/batch_size`
   std::string where(std::string_view key = {}) const;
+  /// The same for a part of a value that was claimed whole. @param below  JSON pointer from that value on: "/weight/0"
+  std::string where(std::string_view key, std::string_view below) const;
   /// `<where>: got <value>, <message>`
   [[noreturn]] void fail_value(std::string_view key, std::string_view message) const;
 

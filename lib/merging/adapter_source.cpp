@@ -399,6 +399,13 @@ void AppliedAdapter::untie(TiedWeights tied) {
   const auto family = base_->config().find("model_type");
   const std::string name = family != base_->config().end() && *family == "gpt_neox" ? "embed_out.weight" : "lm_head.weight";
   if (base_->find(name) != nullptr) return;
+  const auto architectures = base_->config().find("architectures");
+  if (architectures != base_->config().end() && architectures->is_array() &&
+      std::ranges::any_of(*architectures, [](const io::Json& a) { return a.is_string() && a.get<std::string>().ends_with("MaskedLM"); })) {
+    fail("{}: acts on \"{}\", which in {} is embedding and head at once, and what its masked language model calls a head of its own "
+         "is not known here; save the adapter with both (modules_to_save)", adapter_->weights_file().string(), one_line(touched),
+         base_->path().string());
+  }
   if (embedding->shape != embedding->base->shape) {
     fail("{}: \"{}\" is {}, but {} in {}, whose head it is (tie_word_embeddings), and there is no head of that size; save the "
          "adapter with both (modules_to_save)", adapter_->weights_file().string(), one_line(touched),

@@ -10,7 +10,8 @@ namespace mergex::merging {
 namespace {
 
 /// Takes over the entries of the other model whose change is important: its size times the divergence of the rows that
-/// they stand in, read as logits. Important is what lies 1.5 interquartile ranges above the median. Quantiles are exact.
+/// they stand in, read as logits. Important is what lies 1.5 interquartile ranges above the median. Quantiles are
+/// exact.
 template <class T>
 class ArceeFusionMerge final : public TensorMerge<T> {
  public:
@@ -38,7 +39,9 @@ class ArceeFusionMerge final : public TensorMerge<T> {
 
   void finish(int pass, const Totals& totals) override {
     search_.finish(pass, totals.counts);
-    const auto quantile = [&](std::size_t q) { return static_cast<double>(std::bit_cast<T>(search_.boundary(0, q).magnitude)); };
+    const auto quantile = [&](std::size_t q) {
+      return static_cast<double>(std::bit_cast<T>(search_.boundary(0, q).magnitude));
+    };
     threshold_ = quantile(1) + 1.5 * (quantile(2) - quantile(0));
   }
 

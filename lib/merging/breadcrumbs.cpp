@@ -36,11 +36,12 @@ RankBandSize band(const TensorContext::Input& input, std::int64_t n) {
 
 template <class T, Vote vote>
 std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) {
-  return merge_task_vectors<T>(context,
-                               {.vote = vote == Vote::kNone || context.dialect != Dialect::kPeft ? vote : Vote::kUnweighted,
-                                .rescale = rescale_of(context, Rescale::kL1),
-                                .normalize = context.shared["normalize"] != 0.0},
-                               keep_band<T>(context, band));
+  return merge_task_vectors<T>(
+      context,
+      {.vote = vote == Vote::kNone || context.dialect != Dialect::kPeft ? vote : Vote::kUnweighted,
+       .rescale = rescale_of(context, Rescale::kL1),
+       .normalize = context.shared["normalize"] != 0.0},
+      keep_band<T>(context, band));
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 namespace mergex::merging {
 namespace {
 
-constexpr Parameter kParameters[] = {kWeight, kDensity, kLambda, normalize_parameter(false), rescale_parameter(true), kInt8Mask};
+constexpr Parameter kParameters[] = {kWeight,  kDensity, kLambda, normalize_parameter(false), rescale_parameter(true),
+                                     kInt8Mask};
 
 /// Keeps each entry with the probability `density`.
 template <class T>
@@ -44,11 +45,12 @@ class BernoulliSparsifier final : public Sparsifier<T> {
 template <class T, Vote vote>
 std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) {
   const auto rescale = rescale_of(context, Rescale::kInverseDensity);
-  return merge_task_vectors<T>(context,
-                               {.vote = vote == Vote::kNone || context.dialect != Dialect::kPeft ? vote : Vote::kUnweighted,
-                                .rescale = rescale,
-                                .normalize = context.shared["normalize"] != 0.0},
-                               std::make_unique<BernoulliSparsifier<T>>(context, "dare"));
+  return merge_task_vectors<T>(
+      context,
+      {.vote = vote == Vote::kNone || context.dialect != Dialect::kPeft ? vote : Vote::kUnweighted,
+       .rescale = rescale,
+       .normalize = context.shared["normalize"] != 0.0},
+      std::make_unique<BernoulliSparsifier<T>>(context, "dare"));
 }
 
 }  // namespace

@@ -16,12 +16,13 @@ constexpr Parameter kEpsilon{.name = "epsilon",
                              .kind = Parameter::Kind::kNumber,
                              .fallback = 0.15,
                              .range = kFraction,
-                             .summary = "how far the chance to be kept rises or falls with the rank: to density +- epsilon "
-                                        "(paper: +- epsilon / 2)"};
+                             .summary =
+                                 "how far the chance to be kept rises or falls with the rank: to density +- epsilon "
+                                 "(paper: +- epsilon / 2)"};
 
 template <bool normalize>
-constexpr Parameter kParameters[] = {kWeight, kDensity, kEpsilon, kLambda, normalize_parameter(normalize), rescale_parameter(true),
-                                     kInt8Mask};
+constexpr Parameter kParameters[] = {
+    kWeight, kDensity, kEpsilon, kLambda, normalize_parameter(normalize), rescale_parameter(true), kInt8Mask};
 
 double half_width(const TensorContext& context, const TensorContext::Input& input) {
   const double epsilon = input.parameters["epsilon"];
@@ -32,8 +33,9 @@ std::string problem(const TensorContext& context) {
   for (const auto& input : context.inputs) {
     const double density = input.parameters["density"], half = half_width(context, input);
     if (density <= 0.0 || density >= 1.0 || (density - half > 0.0 && density + half < 1.0)) continue;
-    return fmt::format("density {} and epsilon {} give chances from {} to {}, expected all between 0 and 1; lower epsilon",
-                       density, input.parameters["epsilon"], density - half, density + half);
+    return fmt::format(
+        "density {} and epsilon {} give chances from {} to {}, expected all between 0 and 1; lower epsilon", density,
+        input.parameters["epsilon"], density - half, density + half);
   }
   return "";
 }
@@ -59,7 +61,8 @@ class RowRanks {
       for (const auto& entry : entries_) sorted_[place[d][entry.size >> (8 * d) & 255]++] = entry;
       entries_.swap(sorted_);
     }
-    for (std::size_t rank = 0; rank < row.size(); ++rank) ranks_[entries_[rank].position] = static_cast<std::uint32_t>(rank);
+    for (std::size_t rank = 0; rank < row.size(); ++rank)
+      ranks_[entries_[rank].position] = static_cast<std::uint32_t>(rank);
     return ranks_;
   }
 
@@ -122,7 +125,7 @@ class RankBernoulliSparsifier final : public Sparsifier<T> {
   struct Input {
     std::uint64_t key = 0;
     double density = 1.0;
-    std::vector<double> chances;             // to be kept, by rank
+    std::vector<double> chances;            // to be kept, by rank
     std::vector<std::uint32_t> thresholds;  // of words
   };
   std::int64_t row_length_;
@@ -143,16 +146,17 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) 
 
 }  // namespace
 
-constinit const Method kDella{.name = "della",
-                              .summary = "drop small entries of each row with a higher chance, then elect signs as TIES",
-                              .paper = "Deep, Bhardwaj and Poria 2024, arXiv:2406.11617",
-                              .base = Method::Base::kRequired,
-                              .parameters = kParameters<true>,
-                              .is_random = true,
-                              .problem = problem,
-                              .copies = copies_base,
-                              .make_float = make<float, Vote::kWeighted>,
-                              .make_double = make<double, Vote::kWeighted>};
+constinit const Method kDella{
+    .name = "della",
+    .summary = "drop small entries of each row with a higher chance, then elect signs as TIES",
+    .paper = "Deep, Bhardwaj and Poria 2024, arXiv:2406.11617",
+    .base = Method::Base::kRequired,
+    .parameters = kParameters<true>,
+    .is_random = true,
+    .problem = problem,
+    .copies = copies_base,
+    .make_float = make<float, Vote::kWeighted>,
+    .make_double = make<double, Vote::kWeighted>};
 
 constinit const Method kDellaLinear{.name = "della_linear",
                                     .summary = "della without the sign election",

@@ -143,6 +143,7 @@ class Driver::Run {
 
   const std::size_t index;
   const PlannedTensor& tensor;
+  bool has_model_state = false;  // its passes are those of the whole model
 };
 
 std::span<std::uint32_t> Driver::Buffers::counts_for(Run& run, std::size_t size, std::int64_t num_elements) {
@@ -329,16 +330,17 @@ Driver::Run& Driver::run_of(std::size_t index) {
     run = std::make_unique<CopyRun>(index, tensor, plan_, files_);
     return *run;
   }
-  auto* state = state_of(tensor);
+  auto* const state = model_state_of(tensor);
   if (tensor.wide) {
     run = std::make_unique<MergeRun<double>>(index, tensor, files_, tensor.method->make_double(tensor.context, state));
   } else {
     run = std::make_unique<MergeRun<float>>(index, tensor, files_, tensor.method->make_float(tensor.context, state));
   }
+  run->has_model_state = state != nullptr;
   return *run;
 }
 
-ModelState* Driver::state_of(const PlannedTensor& tensor) {
+ModelState* Driver::model_state_of(const PlannedTensor& tensor) {
   if (tensor.method == nullptr || tensor.method->model_state == nullptr) return nullptr;
   auto found = std::ranges::find(states_, tensor.method, &decltype(states_)::value_type::first);
   if (found == states_.end()) found = states_.insert(found, {tensor.method, tensor.method->model_state(tensor.context)});
@@ -349,7 +351,7 @@ void Driver::gather_model() {
   std::vector<std::size_t> tensors;
   int num_passes = 0;
   for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    if (state_of(plan_.tensors[i]) == nullptr) continue;
+    if (model_state_of(plan_.tensors[i]) == nullptr) continue;
     tensors.push_back(i);
     num_passes = std::max(num_passes, run_of(i).passes());
   }
@@ -383,7 +385,7 @@ std::vector<MergedTensor> Driver::merge(std::span<const std::size_t> group) {
   int num_passes = 0;
   for (const auto index : group) {
     runs.push_back(&run_of(index));
-    if (state_of(runs.back()->tensor) != nullptr) continue;  // gathered already
+    if (runs.back()->has_model_state) continue;
     gathering.push_back(runs.back());
     num_passes = std::max(num_passes, runs.back()->passes());
   }

@@ -57,8 +57,7 @@ class Driver {
   class Buffers;
 
   Run& run_of(std::size_t tensor);
-  /// What the tensor shares with the others; nullptr where it shares nothing.
-  ModelState* state_of(const PlannedTensor& tensor);
+  ModelState* model_state_of(const PlannedTensor& tensor);  // nullptr: its passes are its own
   void run_pass(std::span<Run* const> runs, std::optional<int> pass);
 
   const MergePlan& plan_;

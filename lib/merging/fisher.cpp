@@ -11,23 +11,24 @@
 namespace mergex::merging {
 namespace {
 
-constexpr Parameter kParameters[] = {{.name = "weight",
-                                      .scope = Parameter::Scope::kInput,
-                                      .kind = Parameter::Kind::kNumber,
-                                      .fallback = 1.0,
-                                      .range = {.at_least = 0.0},
-                                      .summary = "factor of the model's Fisher information"},
-                                     {.name = "minimal_fisher_weight",
-                                      .scope = Parameter::Scope::kShared,
-                                      .kind = Parameter::Kind::kNumber,
-                                      .fallback = 1e-6,
-                                      .range = {.above = 0.0},
-                                      .summary = "added to every entry of the Fisher information"},
-                                     {.name = "normalize_fisher_weight",
-                                      .scope = Parameter::Scope::kShared,
-                                      .kind = Parameter::Kind::kFlag,
-                                      .fallback = 1.0,
-                                      .summary = "divide each model's Fisher information by its norm over the whole model"}};
+constexpr Parameter kParameters[] = {
+    {.name = "weight",
+     .scope = Parameter::Scope::kInput,
+     .kind = Parameter::Kind::kNumber,
+     .fallback = 1.0,
+     .range = {.at_least = 0.0},
+     .summary = "factor of the model's Fisher information"},
+    {.name = "minimal_fisher_weight",
+     .scope = Parameter::Scope::kShared,
+     .kind = Parameter::Kind::kNumber,
+     .fallback = 1e-6,
+     .range = {.above = 0.0},
+     .summary = "added to every entry of the Fisher information"},
+    {.name = "normalize_fisher_weight",
+     .scope = Parameter::Scope::kShared,
+     .kind = Parameter::Kind::kFlag,
+     .fallback = 1.0,
+     .summary = "divide each model's Fisher information by its norm over the whole model"}};
 
 std::string problem(const TensorContext& context) {
   double sum = 0.0;
@@ -83,9 +84,7 @@ class FisherMerge final : public TensorMerge<T> {
     }
   }
 
-  typename TensorMerge<T>::Needs needs() const override {
-    return {.passes = 1, .sums = statistics_.size() * kLanes};
-  }
+  typename TensorMerge<T>::Needs needs() const override { return {.passes = 1, .sums = statistics_.size() * kLanes}; }
   bool wants(int) const override { return norms_ != nullptr && statistics_[0] != nullptr; }
 
   void gather(int, const Tile<T>& tile, const Workspace<T>& workspace) const override {
@@ -129,7 +128,8 @@ class FisherMerge final : public TensorMerge<T> {
           weight_sum[e] += factors[i] * information;
         }
       }
-      for (std::size_t e = 0; e < length; ++e) out[begin + static_cast<std::int64_t>(e)] = static_cast<T>(sum[e] / weight_sum[e]);
+      for (std::size_t e = 0; e < length; ++e)
+        out[begin + static_cast<std::int64_t>(e)] = static_cast<T>(sum[e] / weight_sum[e]);
     }
   }
 

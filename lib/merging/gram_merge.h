@@ -15,7 +15,9 @@ class Gram {
   explicit Gram(std::size_t size) : size_(size), products_(size * size) {}
   std::size_t size() const { return size_; }
   double operator()(std::size_t i, std::size_t j) const { return products_[i * size_ + j]; }
-  void set(std::size_t i, std::size_t j, double product) { products_[i * size_ + j] = products_[j * size_ + i] = product; }
+  void set(std::size_t i, std::size_t j, double product) {
+    products_[i * size_ + j] = products_[j * size_ + i] = product;
+  }
   double norm(std::size_t i) const { return std::sqrt((*this)(i, i)); }
   /// 0 where a vector is 0.
   double cosine(std::size_t i, std::size_t j) const {
@@ -35,8 +37,8 @@ struct Combination {
   std::string note = {};
 };
 
-/// A merge that is a linear combination of tensors, with coefficients that follow from their inner products: of the whole
-/// tensor (one pass before the result) or row by row. Everything is computed in float64 and rounded once.
+/// A merge that is a linear combination of tensors, with coefficients that follow from their inner products: of the
+/// whole tensor (one pass before the result) or row by row. Everything is computed in float64 and rounded once.
 template <class T>
 class GramMerge : public TensorMerge<T> {
  public:
@@ -143,7 +145,8 @@ class GramMerge : public TensorMerge<T> {
     if (factors.size() == 1 && factors[0] == 1.0) {
       std::copy_n(terms[0], count, out);
     } else if (!factors.empty()) {
-      span_kernels<T>().combine(count, static_cast<std::int64_t>(terms.size()), terms.data(), factors.data(), base, out);
+      span_kernels<T>().combine(count, static_cast<std::int64_t>(terms.size()), terms.data(), factors.data(), base,
+                                out);
     } else if (base != nullptr) {
       std::copy_n(base, count, out);
     } else {

@@ -55,7 +55,8 @@ class BandSparsifier final : public Sparsifier<T> {
   }
 
   typename TensorMerge<T>::Needs needs() const override {
-    return {.passes = kPasses + 1, .sums = band_.num_sums(), .counts = search_.num_counts(), .state = band_.num_state()};
+    return {
+        .passes = kPasses + 1, .sums = band_.num_sums(), .counts = search_.num_counts(), .state = band_.num_state()};
   }
   bool wants(int pass) const override { return pass == kPasses ? band_.wants_ties() : search_.wants(pass); }
 

@@ -24,8 +24,8 @@ std::unique_ptr<Sparsifier<T>> keep_band(
     const TensorContext& context,
     const std::function<RankBandSize(const TensorContext::Input&, std::int64_t num_elements)>& band);
 
-/// Ranks task vectors over all tensors of a model; ties by the order of tensors, then of elements. Tensors join in their
-/// order, before the first pass.
+/// Ranks task vectors over all tensors of a model; ties by the order of tensors, then of elements. Tensors join in
+/// their order, before the first pass.
 class GlobalTrim {
  public:
   explicit GlobalTrim(std::size_t num_inputs);

@@ -124,8 +124,11 @@ class AdapterMerge {
     for (const auto* input : inputs_) {
       if (options_.base) on_base_.push_back(std::make_unique<AppliedAdapter>(
             input->adapter, options_.base, AppliedAdapter::TiedWeights::kUntie));
-      for (const auto& module : input->adapter->modules()) wide_ |= module.a->dtype == io::DType::kF64;
-      for (const auto& module : input->adapter->modules()) has_bias_ |= module.bias != nullptr;
+      for (const auto& module : input->adapter->modules()) {
+        wide_ |= module.a->dtype == io::DType::kF64;
+        has_bias_ |= module.bias != nullptr;
+        check_finite(*input->adapter, module);
+      }
     }
   }
 
@@ -149,6 +152,16 @@ class AdapterMerge {
       if (name == "density" && value == 0.0) {
         fail("{}: density is 0, so that nothing of the adapter would be kept; expected more than 0 and at most 1", input.name);
       }
+    }
+  }
+
+  // An SVD has no answer for them.
+  static void check_finite(const io::AdapterFolder& adapter, const io::LoraModule& module) {
+    for (const auto* factor : {module.a, module.b}) {
+      const auto values = all_values<double>(*factor);
+      if (std::ranges::all_of(values, [](double value) { return std::isfinite(value); })) continue;
+      fail("{}: tensor \"{}\" holds values that are not finite; the adapter is broken, train it again", file_of(adapter),
+           one_line(factor->name));
     }
   }
 

@@ -55,7 +55,8 @@ template <class T>
 class MultislerpMerge final : public GramMerge<T> {
  public:
   explicit MultislerpMerge(const TensorContext& context)
-      : GramMerge<T>(context, context.has_base ? GramMerge<T>::Vectors::kTaskVectors : GramMerge<T>::Vectors::kInputs, false),
+      : GramMerge<T>(context, context.has_base ? GramMerge<T>::Vectors::kTaskVectors : GramMerge<T>::Vectors::kInputs,
+                     false),
         weights_(weights_of(context)),
         epsilon_(context.shared["eps"]) {}
 

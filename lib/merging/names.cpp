@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_set>
 
 namespace mergex::merging {
 namespace {
@@ -108,11 +107,10 @@ std::string Prefix::apply(std::string_view name) const {
   return removed.empty() ? added + std::string(name) : std::string(name);
 }
 
-Prefix common_prefix(std::span<const std::string> names, std::span<const std::string> reference) {
-  const std::unordered_set<std::string_view> wanted(reference.begin(), reference.end());
+Prefix common_prefix(std::span<const std::string_view> names, const std::unordered_set<std::string_view>& reference) {
   // A head lies outside the prefix in either spelling, so a name counts as found as it is, too.
   const auto hits = [&](const Prefix& prefix) {
-    return std::ranges::count_if(names, [&](const std::string& name) { return wanted.contains(prefix.apply(name)); });
+    return std::ranges::count_if(names, [&](std::string_view name) { return reference.contains(prefix.apply(name)); });
   };
   Prefix best;
   auto most = hits(best);

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "io/json.h"
@@ -43,7 +44,7 @@ struct Prefix {
   std::string removed, added;
   std::string apply(std::string_view name) const;
 };
-Prefix common_prefix(std::span<const std::string> names, std::span<const std::string> reference);
+Prefix common_prefix(std::span<const std::string_view> names, const std::unordered_set<std::string_view>& reference);
 
 /// Whether a filter's text names whole parts of a tensor's name: "mlp.up_proj" and "layers.1" are parts of
 /// "model.layers.1.mlp.up_proj.weight", "norm" is none of "q_norm".

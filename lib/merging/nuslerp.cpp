@@ -40,7 +40,8 @@ struct Pair {
 /// Coefficients of two vectors with these inner products.
 Pair interpolate(double t, double first_squared, double product, double second_squared) {
   constexpr double kSmallestNorm = 1e-7;
-  const double norms = std::max(std::sqrt(first_squared), kSmallestNorm) * std::max(std::sqrt(second_squared), kSmallestNorm);
+  const double norms =
+      std::max(std::sqrt(first_squared), kSmallestNorm) * std::max(std::sqrt(second_squared), kSmallestNorm);
   const double angle = std::acos(std::clamp(product / norms, -1.0, 1.0));
   const double sine = std::sin(angle);
   if (std::abs(sine) < 1e-8) return {1.0 - t, t};
@@ -51,7 +52,8 @@ template <class T>
 class NuslerpMerge final : public GramMerge<T> {
  public:
   NuslerpMerge(const TensorContext& context, bool per_row)
-      : GramMerge<T>(context, context.has_base ? GramMerge<T>::Vectors::kTaskVectors : GramMerge<T>::Vectors::kInputs, per_row),
+      : GramMerge<T>(context, context.has_base ? GramMerge<T>::Vectors::kTaskVectors : GramMerge<T>::Vectors::kInputs,
+                     per_row),
         t_(share(context)) {}
 
  private:
@@ -78,7 +80,8 @@ class ColumnNuslerpMerge final : public TensorMerge<T> {
   void gather(int, const Tile<T>& tile, const Workspace<T>& workspace) const override {
     for (std::int64_t i = 0, column = tile.begin % columns_; i < tile.count; ++i) {
       const double origin = tile.base == nullptr ? 0.0 : static_cast<double>(tile.base[i]);
-      const double a = static_cast<double>(tile.inputs[0][i]) - origin, b = static_cast<double>(tile.inputs[1][i]) - origin;
+      const double a = static_cast<double>(tile.inputs[0][i]) - origin,
+                   b = static_cast<double>(tile.inputs[1][i]) - origin;
       double* sums = workspace.sums.data() + 3 * column;
       sums[0] += a * a;
       sums[1] += a * b;
@@ -97,7 +100,8 @@ class ColumnNuslerpMerge final : public TensorMerge<T> {
   void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
     for (std::int64_t i = 0, column = tile.begin % columns_; i < tile.count; ++i) {
       const double origin = tile.base == nullptr ? 0.0 : static_cast<double>(tile.base[i]);
-      const double a = static_cast<double>(tile.inputs[0][i]) - origin, b = static_cast<double>(tile.inputs[1][i]) - origin;
+      const double a = static_cast<double>(tile.inputs[0][i]) - origin,
+                   b = static_cast<double>(tile.inputs[1][i]) - origin;
       const auto& c = coefficients_[static_cast<std::size_t>(column)];
       out[i] = static_cast<T>(origin + (c.first * a + c.second * b));
       if (++column == columns_) column = 0;
@@ -119,15 +123,16 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) 
 
 }  // namespace
 
-constinit const Method kNuslerp{.name = "nuslerp",
-                                .summary = "spherical interpolation by weights: of models, or of task vectors with a base",
-                                .paper = "Shoemake 1985, SIGGRAPH; as in mergekit",
-                                .base = Method::Base::kOptional,
-                                .min_inputs = 2,
-                                .max_inputs = 2,
-                                .parameters = kParameters,
-                                .copies = copies,
-                                .make_float = make<float>,
-                                .make_double = make<double>};
+constinit const Method kNuslerp{
+    .name = "nuslerp",
+    .summary = "spherical interpolation by weights: of models, or of task vectors with a base",
+    .paper = "Shoemake 1985, SIGGRAPH; as in mergekit",
+    .base = Method::Base::kOptional,
+    .min_inputs = 2,
+    .max_inputs = 2,
+    .parameters = kParameters,
+    .copies = copies,
+    .make_float = make<float>,
+    .make_double = make<double>};
 
 }  // namespace mergex::merging

@@ -84,7 +84,8 @@ ParameterLevel ParameterLevel::read(io::JsonObject& owner, const Method& method,
   if (!json || json->is_null()) return level;
   if (!json->is_object()) owner.fail_value("parameters", "expected an object of parameter: value");
   for (const auto& [name, value] : json->items()) {
-    const auto where = owner.where("parameters") + "/" + io::escape_pointer(name);
+    const auto pointer = "/" + io::escape_pointer(name);
+    const auto where = owner.where("parameters", pointer);
     const auto* parameter = std::ranges::find(method.parameters, name, &Parameter::name).base();
     if (parameter == method.parameters.data() + method.parameters.size()) {
       std::vector<std::string> names;
@@ -115,7 +116,7 @@ ParameterLevel ParameterLevel::read(io::JsonObject& owner, const Method& method,
       read_entry(value, "", where);
     } else {
       for (std::size_t i = 0; i < value.size(); ++i) {
-        const auto place = fmt::format("{}/{}", where, i);
+        const auto place = owner.where("parameters", fmt::format("{}/{}", pointer, i));
         if (!value[i].is_object() || !value[i].contains("value")) {
           fail("{}: got {}, expected an object with \"value\" and perhaps \"filter\"", place, io::shown(value[i]));
         }
@@ -158,6 +159,12 @@ std::optional<double> ParameterLevel::find(const Parameter& parameter, std::stri
     }
   }
   return std::nullopt;
+}
+
+bool ParameterLevel::has_filters() const {
+  return std::ranges::any_of(settings_, [](const Setting& setting) {
+    return std::ranges::any_of(setting.entries, [](const Entry& entry) { return !entry.filter.empty(); });
+  });
 }
 
 std::vector<std::string> ParameterLevel::check_filters(const std::set<std::string>& tensors) const {

@@ -34,6 +34,7 @@ class ParameterLevel {
 
   /// The value for a tensor, where this level gives one; remembers which filters were of use.
   std::optional<double> find(const Parameter& parameter, std::string_view tensor, double position) const;
+  bool has_filters() const;
   /// A filter that no tensor matched is a slip; one that hits whole parts of some names and pieces of others may be.
   /// @throws UserError for the first, with the nearest part of a name
   /// @return one warning for each of the second

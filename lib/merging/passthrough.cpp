@@ -19,7 +19,8 @@ std::optional<int> copies(const TensorContext& context) {
 template <class T>
 class PassthroughMerge final : public TensorMerge<T> {
  public:
-  explicit PassthroughMerge(const TensorContext& context) : scale_(static_cast<T>(context.inputs[0].parameters["scale"])) {}
+  explicit PassthroughMerge(const TensorContext& context)
+      : scale_(static_cast<T>(context.inputs[0].parameters["scale"])) {}
 
   void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
     std::copy_n(tile.inputs[0], tile.count, out);
@@ -37,13 +38,14 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) 
 
 }  // namespace
 
-constinit const Method kPassthrough{.name = "passthrough",
-                                    .summary = "one model's tensor as it is, or scaled; with slices, layers in a new order",
-                                    .paper = "Kim et al. 2023, arXiv:2312.15166 (depth up-scaling)",
-                                    .max_inputs = 1,
-                                    .parameters = kParameters,
-                                    .copies = copies,
-                                    .make_float = make<float>,
-                                    .make_double = make<double>};
+constinit const Method kPassthrough{
+    .name = "passthrough",
+    .summary = "one model's tensor as it is, or scaled; with slices, layers in a new order",
+    .paper = "Kim et al. 2023, arXiv:2312.15166 (depth up-scaling)",
+    .max_inputs = 1,
+    .parameters = kParameters,
+    .copies = copies,
+    .make_float = make<float>,
+    .make_double = make<double>};
 
 }  // namespace mergex::merging

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "core/suggest.h"
@@ -57,7 +58,7 @@ struct NamedModel {
   std::shared_ptr<const AppliedAdapter> adapter = {};
   std::unordered_map<std::string, const ModelTensor*> tensors = {};
   std::deque<ModelTensor> all = {};
-  std::vector<std::string> names = {};              // natural order
+  std::vector<std::string> names = {};              // in the order of the files
   std::map<std::string, std::int64_t> layers = {};  // stack -> number of layers
   ModelTensor* embedding = nullptr;
   bool is_tied = false;  // by its config
@@ -88,7 +89,7 @@ class Planner {
     fail_with(mismatched_, "tensors whose shapes differ",
               "models with other vocabularies need \"tokenizer_source\"; other shapes cannot be merged");
     if (plan_.tensors.empty()) fail("{}: nothing would be written", section_.where);
-    std::ranges::stable_sort(plan_.tensors, [](const PlannedTensor& a, const PlannedTensor& b) { return natural_less(a.name, b.name); });
+    std::ranges::sort(plan_.tensors, natural_less, &PlannedTensor::name);
     check_filters();
     compare_buffers();
     edit_config();
@@ -113,8 +114,8 @@ class Planner {
     }
     plan_.donor = plan_.models[donor()].folder->path();
     named_.resize(plan_.models.size());
-    std::vector<std::string> reference;
-    for (const auto* tensor : plan_.models[donor()].folder->tensors()) reference.push_back(tensor->name);
+    std::unordered_set<std::string_view> reference;
+    for (const auto* tensor : plan_.models[donor()].folder->tensors()) reference.insert(tensor->name);
     for (std::size_t m = 0; m < plan_.models.size(); ++m) name_tensors(m, reference);
     const auto type = text_of(plan_.models[donor()].folder->config(), "model_type");
     if (!is_known_family(type)) {
@@ -133,7 +134,7 @@ class Planner {
     }
   }
 
-  void name_tensors(std::size_t m, const std::vector<std::string>& reference) {
+  void name_tensors(std::size_t m, const std::unordered_set<std::string_view>& reference) {
     auto& named = named_[m];
     named.folder = plan_.models[m].folder.get();
     for (const auto* view : named.folder->tensors()) {
@@ -154,13 +155,13 @@ class Planner {
         found->is_adapted = true;
       }
     }
-    std::vector<std::string> names;
-    for (const auto& tensor : named.all) names.push_back(tensor.name);
-    const auto prefix = m == donor() ? Prefix{} : common_prefix(names, reference);
-    const std::set<std::string> wanted(reference.begin(), reference.end());
+    std::vector<std::string_view> stored;
+    for (const auto& tensor : named.all) stored.push_back(tensor.name);
+    const auto prefix = m == donor() ? Prefix{} : common_prefix(stored, reference);
+    named.tensors.reserve(named.all.size());
     for (auto& tensor : named.all) {
       // What has the donor's name already (a head outside the prefix) keeps it.
-      auto name = wanted.contains(tensor.name) ? tensor.name : prefix.apply(tensor.name);
+      auto name = reference.contains(tensor.name) ? tensor.name : prefix.apply(tensor.name);
       if (const auto layer = layer_of(name)) {
         auto& count = named.layers[layer->stack];
         count = std::max(count, layer->layer + 1);
@@ -172,7 +173,6 @@ class Planner {
       if (is_input_embedding(name) && (named.embedding == nullptr || name == "shared.weight")) named.embedding = &tensor;
       named.names.push_back(std::move(name));
     }
-    std::ranges::sort(named.names, natural_less);
     named.is_tied = ties_embeddings(named.folder->config());
   }
 
@@ -262,9 +262,9 @@ class Planner {
 
   bool is_in(const Module& module, const std::string& name) const { return module.name.empty() || module_of(name) == module.name; }
 
-  // The names of a module's tensors in these models, in order, each once.
+  // The names of a module's tensors in these models, each once.
   std::vector<std::string> names_in(const Module& module, const std::vector<std::size_t>& models) const {
-    std::set<std::string> seen;
+    std::unordered_set<std::string_view> seen;
     std::vector<std::string> names;
     for (const auto m : models) {
       for (const auto& name : named_[m].names) {
@@ -655,8 +655,6 @@ class Planner {
   }
 
   void check_filters() {
-    std::set<std::string> names;
-    for (const auto& tensor : plan_.tensors) names.insert(tensor.name);
     std::vector<const ParameterLevel*> levels{&section_.parameters};
     for (const auto& module : section_.modules) {
       levels.push_back(&module.parameters);
@@ -665,6 +663,10 @@ class Planner {
         for (const auto& source : slice.sources) levels.push_back(&source.parameters);
       }
     }
+    std::erase_if(levels, [](const ParameterLevel* level) { return !level->has_filters(); });
+    if (levels.empty()) return;
+    std::set<std::string> names;
+    for (const auto& tensor : plan_.tensors) names.insert(tensor.name);
     for (const auto* level : levels) {
       for (auto& warning : level->check_filters(names)) plan_.warnings.push_back(std::move(warning));
     }

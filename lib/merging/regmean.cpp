@@ -23,7 +23,9 @@ constexpr Parameter kParameters[] = {{.name = "reduce_non_diagonal_ratio",
                                       .range = {.at_least = 0.0},
                                       .summary = "added to each diagonal, as a fraction of its mean"}};
 
-bool has_gram(const TensorContext& context) { return context.shape.size() == 2 && context.inputs[0].statistics != nullptr; }
+bool has_gram(const TensorContext& context) {
+  return context.shape.size() == 2 && context.inputs[0].statistics != nullptr;
+}
 
 std::string problem(const TensorContext& context) {
   if (context.shape.size() != 2) return "";
@@ -34,8 +36,8 @@ std::string problem(const TensorContext& context) {
     const auto* stored = input.statistics->stored();
     const std::vector<std::int64_t> expected(2, context.row_length());
     if (stored != nullptr && stored->shape != expected) {
-      return fmt::format("the Gram matrix is {}, expected {} for inputs of the [out, in] tensor", io::shape_text(stored->shape),
-                         io::shape_text(expected));
+      return fmt::format("the Gram matrix is {}, expected {} for inputs of the [out, in] tensor",
+                         io::shape_text(stored->shape), io::shape_text(expected));
     }
   }
   if (with_gram != 0 && with_gram != context.inputs.size()) {

@@ -25,7 +25,7 @@ void RowMap::append_mean(std::vector<ModelRow> of) {
 
 RowMap leading_rows(std::size_t model, std::int64_t rows) {
   RowMap map{.rows = rows};
-  if (rows > 0) map.runs.push_back({.begin = 0, .count = rows, .kind = RowRun::Kind::kStored, .model = model, .row = 0});
+  if (rows > 0) map.runs.push_back({.begin = 0, .count = rows, .kind = RowRun::Kind::kStored, .model = model});
   return map;
 }
 

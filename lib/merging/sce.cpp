@@ -9,14 +9,15 @@
 namespace mergex::merging {
 namespace {
 
-constexpr Parameter kParameters[] = {{.name = "select_topk",
-                                      .scope = Parameter::Scope::kShared,
-                                      .kind = Parameter::Kind::kNumber,
-                                      .fallback = 1.0,
-                                      .range = kFraction,
-                                      .summary = "fraction of the elements with differing task vectors that is kept, those "
-                                                 "with the largest variance"},
-                                     kInt8Mask};
+constexpr Parameter kParameters[] = {
+    {.name = "select_topk",
+     .scope = Parameter::Scope::kShared,
+     .kind = Parameter::Kind::kNumber,
+     .fallback = 1.0,
+     .range = kFraction,
+     .summary = "fraction of the elements with differing task vectors that is kept, those "
+                "with the largest variance"},
+    kInt8Mask};
 
 /// Select by variance, calculate coefficients from mean squares, erase what lost the vote.
 template <class T>
@@ -107,7 +108,9 @@ class SceMerge final : public TensorMerge<T> {
     }
   }
 
-  T* delta_of(T* deltas, std::size_t input, std::int64_t count) const { return deltas + static_cast<std::int64_t>(input) * count; }
+  T* delta_of(T* deltas, std::size_t input, std::int64_t count) const {
+    return deltas + static_cast<std::int64_t>(input) * count;
+  }
 
   void take_differences(const Tile<T>& tile, std::int64_t begin, std::int64_t count, T* deltas) const {
     for (std::size_t i = 0; i < num_inputs_; ++i) {
@@ -163,12 +166,13 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState*) 
 
 }  // namespace
 
-constinit const Method kSce{.name = "sce",
-                            .summary = "select by variance, weight models by the size of their changes, erase minority signs",
-                            .paper = "Wan et al. 2024, arXiv:2408.07990 (FuseChat)",
-                            .base = Method::Base::kRequired,
-                            .parameters = kParameters,
-                            .make_float = make<float>,
-                            .make_double = make<double>};
+constinit const Method kSce{
+    .name = "sce",
+    .summary = "select by variance, weight models by the size of their changes, erase minority signs",
+    .paper = "Wan et al. 2024, arXiv:2408.07990 (FuseChat)",
+    .base = Method::Base::kRequired,
+    .parameters = kParameters,
+    .make_float = make<float>,
+    .make_double = make<double>};
 
 }  // namespace mergex::merging

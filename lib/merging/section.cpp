@@ -84,8 +84,8 @@ class Reader {
   fs::path absolute(const std::string& text, const std::string& where) const {
     if (const auto earlier = named_.find(text); earlier != named_.end()) return fs::absolute(earlier->second);
     const fs::path path = text;
-    const auto recipe_folder = fs::absolute(where.substr(0, where.find('#'))).parent_path();
     if (path.is_absolute()) return path.lexically_normal();
+    const auto recipe_folder = fs::absolute(fs::path(where.substr(0, where.find('#')))).parent_path();
     std::error_code ignored;
     const auto beside_recipe = (recipe_folder / path).lexically_normal();
     if (relative_to_ == RelativeTo::kRecipe) return beside_recipe;
@@ -261,7 +261,7 @@ class Reader {
     if (const auto tokens = block->any("tokens")) {
       if (!tokens->is_object()) block->fail_value("tokens", "expected an object of token: settings");
       for (const auto& [token, value] : tokens->items()) {
-        section_.tokenizer->tokens.push_back(read_token(token, value, block->where("tokens") + "/" + io::escape_pointer(token)));
+        section_.tokenizer->tokens.push_back(read_token(token, value, block->where("tokens", "/" + io::escape_pointer(token))));
       }
     }
     block->finish();

@@ -177,8 +177,10 @@ void RankBand<T>::keep(std::size_t stream, std::int64_t unit, std::span<const T>
 }
 
 template <class T>
-std::int64_t RankBand<T>::ties_left(std::size_t boundary, std::int64_t unit, std::span<const std::int64_t> state) const {
-  const auto before = ties_before_[boundary] + ties_before_unit_[static_cast<std::size_t>(unit) * num_sums() + boundary];
+std::int64_t RankBand<T>::ties_left(std::size_t boundary, std::int64_t unit,
+                                    std::span<const std::int64_t> state) const {
+  const auto before =
+      ties_before_[boundary] + ties_before_unit_[static_cast<std::size_t>(unit) * num_sums() + boundary];
   return search_->boundary(boundary / search_->ranks_per_stream(), boundary % search_->ranks_per_stream()).kept_ties -
          before - state[boundary];
 }

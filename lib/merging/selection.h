@@ -78,7 +78,8 @@ class RankBand {
   void set_ties_before(std::size_t boundary, std::int64_t ties);
 
   /// Sets values[i] to 0 where keys[i] is outside the band. Pieces of a unit in their order. `keys` may be `values`.
-  void keep(std::size_t stream, std::int64_t unit, std::span<const T> keys, T* values, std::span<std::int64_t> state) const;
+  void keep(std::size_t stream, std::int64_t unit, std::span<const T> keys, T* values,
+            std::span<std::int64_t> state) const;
 
  private:
   /// Ties of a boundary that are still kept, from where a unit stands.

@@ -65,7 +65,8 @@ void read_rounded(const io::TensorView& view, io::DType cast, const std::byte* f
 }
 
 template <class T>
-void read_stored(const io::TensorView& view, std::optional<io::DType> cast, std::int64_t begin, std::int64_t count, T* out) {
+void read_stored(const io::TensorView& view, std::optional<io::DType> cast, std::int64_t begin, std::int64_t count,
+                 T* out) {
   if (begin < 0 || count < 0 || count > view.num_elements() - begin) {
     throw std::logic_error("\"" + view.name + "\" has no such elements");
   }

@@ -156,7 +156,8 @@ class TaskVectorMerge final : public TensorMerge<T> {
     const auto& k = span_kernels<T>();
     if (sparsifier_) sparsifier_->keep(run, delta);
     if (factors_[run.input] != T{1}) k.scale(run.count, factors_[run.input], delta);
-    if (options_.vote != Vote::kUnweighted && weights_[run.input] != T{1}) k.scale(run.count, weights_[run.input], delta);
+    if (options_.vote != Vote::kUnweighted && weights_[run.input] != T{1})
+      k.scale(run.count, weights_[run.input], delta);
   }
 
   void count_votes(std::int64_t count, const T* deltas, double& positive_minus_negative) const {
@@ -207,7 +208,8 @@ std::uint64_t mask_key(const TensorContext& context, std::string_view method, st
 
 Rescale rescale_of(const TensorContext& context, Rescale published) {
   switch (static_cast<std::size_t>(context.shared["rescale"])) {
-    case 0: case 2: return Rescale::kNone;
+    case 0:
+    case 2: return Rescale::kNone;
     case 1: return context.dialect == Dialect::kMergekit ? Rescale::kL1 : published;
     case 3: return Rescale::kL1;
     case 4: return Rescale::kInverseDensity;

@@ -13,7 +13,7 @@ template <class T>
 struct Run {
   std::size_t input = 0;
   std::int64_t begin = 0, count = 0, unit = 0;
-  std::span<double> sums = {};              ///< the sparsifier's, as in Workspace
+  std::span<double> sums = {};  ///< the sparsifier's, as in Workspace
   std::span<std::uint32_t> counts = {};
   std::span<std::int64_t> state = {};
 };
@@ -36,7 +36,7 @@ class Sparsifier {
 /// What survivors are multiplied by.
 enum class Rescale {
   kNone,
-  kL1,                  ///< sum of magnitudes before / after, per tensor
+  kL1,  ///< sum of magnitudes before / after, per tensor
   kInverseDensity,
   kInverseProbability,  ///< of the element, by the sparsifier
 };
@@ -109,7 +109,7 @@ constexpr Parameter normalize_parameter(bool fallback) {
 }
 
 /// mergekit's flag and what it can mean. "true" is the dialect's: L1 in mergekit's, elsewhere the published inverse.
-inline constexpr std::array<std::string_view, 6> kRescaleNames{"false",           "true", "none", "l1",
+inline constexpr std::array<std::string_view, 6> kRescaleNames{"false",           "true",        "none", "l1",
                                                                "inverse_density", "inverse_prob"};
 constexpr Parameter rescale_parameter(bool fallback) {
   return {.name = "rescale",
@@ -117,8 +117,9 @@ constexpr Parameter rescale_parameter(bool fallback) {
           .kind = Parameter::Kind::kChoice,
           .fallback = fallback ? 1.0 : 0.0,
           .choices = kRescaleNames,
-          .summary = "multiply what is kept: true (mergekit: l1; elsewhere the published inverse), l1, inverse_density, "
-                     "inverse_prob or none"};
+          .summary =
+              "multiply what is kept: true (mergekit: l1; elsewhere the published inverse), l1, inverse_density, "
+              "inverse_prob or none"};
 }
 /// @param published  what "true" means outside of mergekit's dialect
 Rescale rescale_of(const TensorContext& context, Rescale published);

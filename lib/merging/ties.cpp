@@ -18,13 +18,15 @@ constexpr Parameter kParameters[] = {
      .kind = Parameter::Kind::kChoice,
      .fallback = 2.0,
      .choices = kNormalize,
-     .summary = "divide by the weights (or the number) of those that agree; by_dialect: false in fusion_bench's, else true"},
+     .summary =
+         "divide by the weights (or the number) of those that agree; by_dialect: false in fusion_bench's, else true"},
     {.name = "trim_scope",
      .scope = Parameter::Scope::kShared,
      .kind = Parameter::Kind::kChoice,
      .fallback = 0.0,
      .choices = kTrimScopes,
-     .summary = "rank within each tensor or the whole model; by_dialect: global in paper and fusion_bench, else tensor"},
+     .summary =
+         "rank within each tensor or the whole model; by_dialect: global in paper and fusion_bench, else tensor"},
     rescale_parameter(false),
     kInt8Mask};
 
@@ -43,8 +45,9 @@ bool trims_globally(const TensorContext& context) {
 std::string problem(const TensorContext& context) {
   for (const auto& input : context.inputs) {
     if (is_published(context.dialect) && input.parameters["weight"] != 1.0) {
-      return fmt::format("ties has no weights in this dialect (got {}); set weight to 1, or dialect to mergekit or peft",
-                         input.parameters["weight"]);
+      return fmt::format(
+          "ties has no weights in this dialect (got {}); set weight to 1, or dialect to mergekit or peft",
+          input.parameters["weight"]);
     }
   }
   const auto rescale = rescale_of(context, Rescale::kL1);
@@ -83,7 +86,8 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState* s
   auto* model = static_cast<TiesModel*>(state);
   std::unique_ptr<Sparsifier<T>> sparsifier;
   if (trims_globally(context)) {
-    if (model == nullptr || model->trim() == nullptr) fail("{}: trim_scope has to be the same for all tensors", context.name);
+    if (model == nullptr || model->trim() == nullptr)
+      fail("{}: trim_scope has to be the same for all tensors", context.name);
     if constexpr (std::is_same_v<T, float>) {
       sparsifier = trim_globally(context, *model->trim());
     } else {
@@ -93,7 +97,8 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, ModelState* s
   } else {
     sparsifier = keep_band<T>(context, [](const TensorContext::Input& input, std::int64_t n) {
       const double density = input.parameters["density"];
-      return density <= 0.0 ? RankBandSize{} : RankBandSize{.first = 0, .last = std::max<std::int64_t>(1, portion(density, n))};
+      return density <= 0.0 ? RankBandSize{}
+                            : RankBandSize{.first = 0, .last = std::max<std::int64_t>(1, portion(density, n))};
     });
   }
   constexpr double kByDialect = 2.0;

@@ -24,7 +24,9 @@ namespace {
 // What fast kernels and a split over devices ask of a row count; a larger power of two in it is chance.
 constexpr std::int64_t kLargestAlignment = 128;
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // `"a", "b", "c" and 7 more`
 std::string some_of(const std::vector<std::string>& tokens) {
@@ -103,7 +105,8 @@ class Planner {
     source_ = base_.value_or(0);
     if (options_.source == VocabularyOptions::Origin::kModel) source_ = model_named(options_.model);
     if (options_.source == VocabularyOptions::Origin::kBase && !base_) {
-      fail("{}: got \"base\", but the recipe has no base_model; name one, or the model whose tokenizer is meant", where());
+      fail("{}: got \"base\", but the recipe has no base_model; name one, or the model whose tokenizer is meant",
+           where());
     }
     check_kinds();
   }
@@ -246,7 +249,9 @@ class Planner {
       const auto power_of_two = std::int64_t{1} << std::countr_zero(static_cast<std::uint64_t>(source_rows));
       multiple = std::min(power_of_two, kLargestAlignment);
     }
-    if (multiple < 1) fail("{}: pad_to_multiple_of: got {}, expected at least 1", where(), multiple);
+    if (multiple < 1 || multiple > Vocabulary::kMaxId) {
+      fail("{}: pad_to_multiple_of: got {}, expected 1 to {}", where(), multiple, Vocabulary::kMaxId);
+    }
     plan_.rows = round_up(num_kept_rows_, multiple);
   }
 

@@ -244,8 +244,8 @@ std::vector<std::pair<std::string, std::string>> extended_tokenizer(const Vocabu
   }
 
   std::error_code ignored;
-  const bool has_new_added_tokens = std::ranges::any_of(added.tokens, [](const Token& t) { return t.added.has_value(); });
-  const bool needs_list = name != "tokenizer.json" && has_new_added_tokens;
+  const bool adds_flagged = std::ranges::any_of(added.tokens, [](const Token& t) { return t.added.has_value(); });
+  const bool needs_list = name != "tokenizer.json" && adds_flagged;
   if (const auto file = folder / "added_tokens.json"; fs::exists(file, ignored) || needs_list) {
     auto list = fs::exists(file, ignored) ? checked_object(io::read_json(file), file.string()) : Json::object();
     for (const auto& token : added.tokens) {

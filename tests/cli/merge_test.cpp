@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <csignal>
 
 #include "cli/tiny_project.h"
 #include "io/checkpoint_folder.h"

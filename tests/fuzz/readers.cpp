@@ -11,12 +11,14 @@
 
 #include "backbones/t5_config.h"
 #include "core/error.h"
+#include "io/adapter_folder.h"
 #include "io/atomic_file.h"
 #include "io/checkpoint_folder.h"
 #include "io/safetensors.h"
 #include "io/torch_file.h"
 #include "io/yaml.h"
 #include "io/zip_archive.h"
+#include "merging/adapter_source.h"
 #include "recipes/recipe.h"
 #include "support/sentencepiece_bytes.h"
 #include "support/zip_bytes.h"
@@ -449,6 +451,71 @@ std::string read_pickle(const fs::path& file, const std::string& input) {
                      sum > 0 ? "data" : "zeros");
 }
 
+// --- adapters: the config, then the header of the weights, whose data are as many as it asks for ---
+
+constexpr std::string_view kHeader = "\n=== header\n";
+
+std::vector<std::string> adapter_seeds() {
+  // [out, in] = [4, 3], rank 2, unless it says otherwise
+  return {R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4.5, "rank_pattern": {"o_proj": 1, "^model\\.norm": 3}, "use_rslora": true,
+  "alpha_pattern": {"layers\\.(0|1)\\.q": 3, ".*[a-z]+_proj": 2}, "bias": "all", "modules_to_save": ["norm"], "target_modules": ["q"]}
+=== header
+{"base_model.model.layers.0.q.lora_A.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"base_model.model.layers.0.q.lora_B.weight":{"dtype":"BF16","shape":[4,2],"data_offsets":[24,40]},"base_model.model.layers.0.q.base_layer.bias":{"dtype":"F64","shape":[4],"data_offsets":[40,72]},"base_model.model.model.norm.weight":{"dtype":"F16","shape":[3],"data_offsets":[72,78]}})",
+          R"({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "use_dora": true, "fan_in_fan_out": true, "init_lora_weights": "gaussian"}
+=== header
+{"layers.0.q.lora_A.weight":{"dtype":"F32","shape":[1,3],"data_offsets":[0,12]},"layers.0.q.lora_B.weight":{"dtype":"F32","shape":[4,1],"data_offsets":[12,28]},"layers.0.q.lora_magnitude_vector":{"dtype":"F32","shape":[4],"data_offsets":[28,44]},"embed_tokens.lora_embedding_A":{"dtype":"F32","shape":[1,5],"data_offsets":[44,64]},"embed_tokens.lora_embedding_B":{"dtype":"F32","shape":[3,1],"data_offsets":[64,76]},"embed_tokens.lora_magnitude_vector":{"dtype":"F32","shape":[3],"data_offsets":[76,88]},"lm_head.weight":{"dtype":"F32","shape":[6,3],"data_offsets":[88,160]}})",
+          R"({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "lora_bias": true, "ensure_weight_tying": false}
+=== header
+{"layers.0.q.lora_A.weight":{"dtype":"F32","shape":[1,3],"data_offsets":[0,12]},"layers.0.q.lora_B.weight":{"dtype":"F32","shape":[4,1],"data_offsets":[12,28]},"layers.0.q.lora_B.bias":{"dtype":"F32","shape":[4],"data_offsets":[28,44]}})"};
+}
+
+fs::path adapter_base(const fs::path& folder) {
+  const auto base = folder / "base";
+  if (fs::exists(base / "config.json")) return base;
+  fs::create_directories(base);
+  write(base / "config.json", R"({"model_type": "llama", "tie_word_embeddings": true})");
+  const std::array<float, 15> values{0.5f, -1.0f, 2.0f};
+  const auto view = [&](const char* name, std::vector<std::int64_t> shape, std::size_t count) {
+    return io::TensorView{name, io::DType::kF32, std::move(shape), std::as_bytes(std::span(values).first(count))};
+  };
+  io::write_safetensors(base / "model.safetensors",
+                        std::array{view("model.layers.0.q.weight", {4, 3}, 12), view("model.layers.0.q.bias", {4}, 4),
+                                   view("model.norm.weight", {3}, 3), view("model.embed_tokens.weight", {5, 3}, 15)});
+  return base;
+}
+
+std::string read_adapter(const fs::path& file, const std::string& input) {
+  std::string_view config = input, header = "{}";
+  if (const auto at = config.find(kHeader); at != std::string_view::npos) {
+    header = config.substr(at + kHeader.size());
+    config = config.substr(0, at);
+  }
+  std::size_t num_bytes = 0;
+  for (const auto& entry : io::Json::parse(header, nullptr, false)) {
+    const auto offsets = entry.is_object() ? entry.find("data_offsets") : entry.end();
+    if (!entry.is_object() || offsets == entry.end() || !offsets->is_array() || offsets->size() != 2) continue;
+    if ((*offsets)[1].is_number_unsigned()) num_bytes = std::max(num_bytes, (*offsets)[1].get<std::size_t>());
+  }
+  const auto folder = file.parent_path() / "adapter";
+  fs::create_directories(folder);
+  write(folder / "adapter_config.json", config);
+  write(folder / "adapter_model.safetensors",
+        safetensors_bytes(std::string(header), std::string(std::min<std::size_t>(num_bytes, 1 << 20), '\1')));
+  const auto adapter = std::make_shared<io::AdapterFolder>(folder);
+  const auto base = std::make_shared<io::CheckpointFolder>(adapter_base(file.parent_path()));
+  const merging::AppliedAdapter model(adapter, base, merging::AppliedAdapter::TiedWeights::kUntie);
+  std::size_t num_values = 0;
+  for (const auto& [name, change] : model.changes()) {
+    std::int64_t count = 1;
+    for (const auto size : change.shape) count *= size;
+    std::vector<float> values(static_cast<std::size_t>(count));
+    model.source(name)->read(0, count, values.data());
+    num_values += values.size();
+  }
+  return fmt::format("applied, {} tensors, {} values, unties {}", magnitude(model.changes().size()), magnitude(num_values),
+                     model.unties());
+}
+
 const std::vector<std::string> kJsonTokens{"{", "}", "[", "]", "\"", ":", ",", "null", "true", "false", "\\u0000", "\\ud800",
                                            "\xEF\xBB\xBF", "\xC3", "1e400", "{}", "[]", "\"\"", "//", "\n"};
 
@@ -492,7 +559,13 @@ std::span<const Reader> readers() {
         "ctorch._utils\n_rebuild_tensor_v2\n", "ctorch._utils\n_rebuild_parameter\n", "(", "t", "u", "s", "e", "a", "}", "]", ")", "R", "Q", "b", "N", ".",
         "0", "\x80\x04", "\x85", "\x86", "\x87", "\x88", "\x8A\x01\xFF", "\x94", "h\x01", "q\x01", "r\x01\x01", "K\x02", "M\x01\x01", "J",
         "X\x01", "\x8C\x01", "\x93", "\x95", "PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07"},
-       mutate_bytes, read_pickle}};
+       mutate_bytes, read_pickle},
+      {"adapter", "LoRA adapters, applied to a base", adapter_seeds,
+       with_json({std::string(kHeader), "\"peft_type\"", "\"LORA\"", "\"IA3\"", "\"rank_pattern\"", "\"alpha_pattern\"", "\"use_dora\"",
+                  "\"lora_bias\"", "\"bias\"", "\"lora_only\"", "\"modules_to_save\"", "\"ensure_weight_tying\"", ".lora_A.weight",
+                  ".lora_B.weight", ".lora_B.bias", ".lora_embedding_A", ".lora_magnitude_vector", ".base_layer", "lm_head", "(?:",
+                  "(?!", "[^", ")*", "\\\\d", "\\\\b", ".*", "|", "$", "\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"F16\"", "\"F64\""}),
+       mutate_bytes, read_adapter}};
   return kReaders;
 }
 

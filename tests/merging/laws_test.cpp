@@ -39,8 +39,9 @@ std::int64_t size_of(const Shape& shape) {
 
 /// A base and models near it, for a method with these parameters.
 template <class T>
-InMemory<T> siblings(const Method& method, const Shape& shape, std::size_t num_inputs, const std::vector<Named>& per_input = {},
-                     const Named& shared = {}, Dialect dialect = Dialect::kMergekit, std::uint64_t seed = 1) {
+InMemory<T> siblings(const Method& method, const Shape& shape, std::size_t num_inputs,
+                     const std::vector<Named>& per_input = {}, const Named& shared = {},
+                     Dialect dialect = Dialect::kMergekit, std::uint64_t seed = 1) {
   InMemory<T> tensor{.context = test::context_for(method, shape, num_inputs, per_input, shared, dialect)};
   const auto base = normal<T>(size_of(shape), seed);
   if (tensor.context.has_base) tensor.base = base;
@@ -95,9 +96,8 @@ struct Setting {
 template <class T>
 std::vector<Setting> settings() {
   const std::vector<Named> weights{{{"weight", 0.2}}, {{"weight", 0.5}}, {{"weight", 0.9}}};
-  const std::vector<Named> densities{{{"weight", 0.2}, {"density", 0.5}},
-                                     {{"weight", 0.5}, {"density", 0.3}},
-                                     {{"weight", 0.9}, {"density", 0.7}}};
+  const std::vector<Named> densities{
+      {{"weight", 0.2}, {"density", 0.5}}, {{"weight", 0.5}, {"density", 0.3}}, {{"weight", 0.9}, {"density", 0.7}}};
   const std::vector<Named> ones{{{"weight", 1.0}, {"density", 0.4}}};
   std::vector<Setting> all{
       {&kLinear, 3, weights},
@@ -216,7 +216,8 @@ TEMPLATE_TEST_CASE("X-8: finite tensors never give infinities or NaN", "[merging
   using T = TestType;
   for (const auto& s : settings<T>()) {
     for (const Shape& shape : kShapes) {
-      for (const std::string kind : {"zeros", "zero base", "one zero model", "opposite", "opposite task vectors", "constant", "tiny"}) {
+      for (const std::string kind :
+           {"zeros", "zero base", "one zero model", "opposite", "opposite task vectors", "constant", "tiny"}) {
         INFO(s.method->name << ", " << io::shape_text(shape) << ", " << kind);
         auto tensor = siblings<T>(s, shape);
         auto& base = tensor.base.empty() ? tensor.inputs[0] : tensor.base;
@@ -335,20 +336,21 @@ TEMPLATE_TEST_CASE("what is said to be a copy is one", "[merging][law]", float, 
   using T = TestType;
   const std::vector<Named> second{{{"weight", 0.0}}, {{"weight", 0.7}}, {{"weight", 0.0}}};
   const std::vector<Named> none{{{"weight", 0.0}}};
-  const std::vector<Setting> all{{&kLinear, 3, second},
-                                 {&kLinear, 3, {{{"weight", 0.0}}, {{"weight", 0.0}}, {{"weight", 1.0}}}, {{"normalize", 0}}},
-                                 {&kUniformSoup, 1},
-                                 {&kSlerp, 1, {}, {{"t", 0.0}}},
-                                 {&kSlerp, 1, {}, {{"t", 1.0}}},
-                                 {&kNuslerp, 2, {{{"weight", 1.0}}, {{"weight", 0.0}}}},
-                                 {&kNuslerp, 2, {{{"weight", 0.0}}, {{"weight", 2.0}}}},
-                                 {&kMultislerp, 3, second},
-                                 {&kTaskArithmetic, 3, none},
-                                 {&kTaskArithmetic, 3, {{{"weight", 0.5}}}, {{"lambda", 0.0}}},
-                                 {&kTies, 3, none},
-                                 {&kDareLinear, 3, none},
-                                 {&kNearswap, 1, {}, {{"t", 0.0}}},
-                                 {&kPassthrough, 1}};
+  const std::vector<Setting> all{
+      {&kLinear, 3, second},
+      {&kLinear, 3, {{{"weight", 0.0}}, {{"weight", 0.0}}, {{"weight", 1.0}}}, {{"normalize", 0}}},
+      {&kUniformSoup, 1},
+      {&kSlerp, 1, {}, {{"t", 0.0}}},
+      {&kSlerp, 1, {}, {{"t", 1.0}}},
+      {&kNuslerp, 2, {{{"weight", 1.0}}, {{"weight", 0.0}}}},
+      {&kNuslerp, 2, {{{"weight", 0.0}}, {{"weight", 2.0}}}},
+      {&kMultislerp, 3, second},
+      {&kTaskArithmetic, 3, none},
+      {&kTaskArithmetic, 3, {{{"weight", 0.5}}}, {{"lambda", 0.0}}},
+      {&kTies, 3, none},
+      {&kDareLinear, 3, none},
+      {&kNearswap, 1, {}, {{"t", 0.0}}},
+      {&kPassthrough, 1}};
   for (const auto& s : all) {
     INFO(s.method->name);
     const auto tensor = siblings<T>(s, {64, 33});
@@ -391,7 +393,8 @@ TEMPLATE_TEST_CASE("LIN: scale of weights, range, the same model twice", "[mergi
     const T slack = std::abs(high - low) * T(kTolerance<T>) + std::abs(high) * T(kTolerance<T>);
     if (merged[e] < low - slack || merged[e] > high + slack) FAIL("outside of the inputs' range");
   }
-  require_equal(merge_tensor(kLinear, siblings<T>(kLinear, {64, 33}, 2, {{{"weight", 1.2}}, {{"weight", 2.8}}})), merged);
+  require_equal(merge_tensor(kLinear, siblings<T>(kLinear, {64, 33}, 2, {{{"weight", 1.2}}, {{"weight", 2.8}}})),
+                merged);
   auto twice = siblings<T>(kLinear, {64, 33}, 2, {{{"weight", 0.5}}, {{"weight", 2.0}}}, {{"normalize", 0}});
   twice.inputs[1] = twice.inputs[0];
   auto expected = twice.inputs[0];
@@ -406,7 +409,9 @@ TEMPLATE_TEST_CASE("SLERP: ends, symmetry, length", "[merging][law]", float, dou
     const auto a = normal<T>(size_of(shape), 3);
     auto b = normal<T>(size_of(shape), 4);
     const auto merged = [&](double t, const auto& from, const auto& to) {
-      return merge_tensor(kSlerp, InMemory<T>{.context = test::context_for(kSlerp, shape, 1, {}, {{"t", t}}), .base = from, .inputs = {to}});
+      return merge_tensor(
+          kSlerp,
+          InMemory<T>{.context = test::context_for(kSlerp, shape, 1, {}, {{"t", t}}), .base = from, .inputs = {to}});
     };
     require_equal(merged(0.0, a, b), a);
     require_equal(merged(1.0, a, b), b);
@@ -419,7 +424,8 @@ TEMPLATE_TEST_CASE("SLERP: ends, symmetry, length", "[merging][law]", float, dou
     const auto nuslerp = test::context_for(kNuslerp, shape, 2, {{{"weight", 0.7}}, {{"weight", 0.3}}});
     require_close(merge_tensor(kNuslerp, InMemory<T>{.context = nuslerp, .inputs = {a, b}}), merged(0.3, a, b));
     const auto multislerp = test::context_for(kMultislerp, shape, 2, {{{"weight", 0.4}}});
-    require_close(merge_tensor(kMultislerp, InMemory<T>{.context = multislerp, .inputs = {a, b}}), merged(0.5, a, b), 2e-7);
+    require_close(merge_tensor(kMultislerp, InMemory<T>{.context = multislerp, .inputs = {a, b}}), merged(0.5, a, b),
+                  2e-7);
     const auto karcher = test::context_for(kKarcher, shape, 2);
     const auto mean = merge_tensor(kKarcher, InMemory<T>{.context = karcher, .inputs = {a, b}});
     require_close(mean, merged(0.5, a, b), 2e-6);
@@ -431,7 +437,8 @@ TEMPLATE_TEST_CASE("NUS-3, NUS-4: equal models, whatever the weights", "[merging
   using T = TestType;
   for (const bool flat : {true, false}) {
     for (const bool with_base : {true, false}) {
-      auto tensor = siblings<T>(kNuslerp, {64, 33}, 2, {{{"weight", 0.35}}, {{"weight", 0.9}}}, {{"nuslerp_flatten", flat}});
+      auto tensor =
+          siblings<T>(kNuslerp, {64, 33}, 2, {{{"weight", 0.35}}, {{"weight", 0.9}}}, {{"nuslerp_flatten", flat}});
       tensor.inputs[1] = tensor.inputs[0];
       tensor.context.has_base = with_base;
       if (with_base) tensor.base = normal<T>(64 * 33, 50);
@@ -446,7 +453,8 @@ TEMPLATE_TEST_CASE("MSL-3, KAR-3: lengths", "[merging][law]", float, double) {
   tensor.context.has_base = true;
   tensor.base = normal<T>(64 * 33, 60);
   const auto merged = difference(merge_tensor(kMultislerp, tensor), tensor.base);
-  const double expected = 0.25 * norm(difference(tensor.inputs[0], tensor.base)) + 0.5 * norm(difference(tensor.inputs[1], tensor.base)) +
+  const double expected = 0.25 * norm(difference(tensor.inputs[0], tensor.base)) +
+                          0.5 * norm(difference(tensor.inputs[1], tensor.base)) +
                           0.25 * norm(difference(tensor.inputs[2], tensor.base));
   CHECK(norm(merged) == Approx(expected).epsilon(1e-6));
 
@@ -504,7 +512,8 @@ TEMPLATE_TEST_CASE("BC: counts, the largest are gone, gamma 0 trims like ties", 
   }
 }
 
-TEMPLATE_TEST_CASE("SCE: one model, equal models, scale of task vectors, what is not selected", "[merging][law]", float, double) {
+TEMPLATE_TEST_CASE("SCE: one model, equal models, scale of task vectors, what is not selected", "[merging][law]", float,
+                   double) {
   using T = TestType;
   const auto one = siblings<T>(kSce, {64, 33}, 1);
   require_close(merge_tensor(kSce, one), one.inputs[0]);
@@ -596,7 +605,8 @@ TEMPLATE_TEST_CASE("NEAR: at most t, never beyond the other model", "[merging][l
   for (std::size_t e = 0; e < merged.size(); ++e) {
     const double a = static_cast<double>(tensor.base[e]), b = static_cast<double>(tensor.inputs[0][e]);
     const double expected = a + std::clamp(b - a, -0.1, 0.1);
-    if (std::abs(static_cast<double>(merged[e]) - expected) > kTolerance<T> * std::max(1.0, std::abs(a))) FAIL("not the closed form");
+    if (std::abs(static_cast<double>(merged[e]) - expected) > kTolerance<T> * std::max(1.0, std::abs(a)))
+      FAIL("not the closed form");
   }
   const auto far = siblings<T>(kNearswap, {64, 33}, 1, {}, {{"t", 100.0}});
   require_equal(merge_tensor(kNearswap, far), far.inputs[0]);
@@ -637,7 +647,8 @@ TEMPLATE_TEST_CASE("FISH: equal, dominating and scaled information", "[merging][
     auto tensor = siblings<T>(kFisher, shape, information.size(), {}, shared);
     std::vector<std::unique_ptr<ArraySource<T>>> sources;
     for (std::size_t i = 0; i < information.size(); ++i) {
-      tensor.context.inputs[i].statistics = sources.emplace_back(std::make_unique<ArraySource<T>>(information[i])).get();
+      tensor.context.inputs[i].statistics =
+          sources.emplace_back(std::make_unique<ArraySource<T>>(information[i])).get();
     }
     return std::pair{merge_tensor(kFisher, tensor), tensor.inputs};
   };
@@ -661,7 +672,8 @@ TEMPLATE_TEST_CASE("FISH: equal, dominating and scaled information", "[merging][
   }
 }
 
-TEMPLATE_TEST_CASE("RM: equal models, equal Gram matrices, a diagonal one, the least squares", "[merging][law]", float, double) {
+TEMPLATE_TEST_CASE("RM: equal models, equal Gram matrices, a diagonal one, the least squares", "[merging][law]", float,
+                   double) {
   using T = TestType;
   constexpr std::int64_t kOut = 12, kIn = 9, kTokens = 40;
   const auto inputs_of = [](std::uint64_t seed) { return normal<double>(kTokens * kIn, seed); };
@@ -674,9 +686,11 @@ TEMPLATE_TEST_CASE("RM: equal models, equal Gram matrices, a diagonal one, the l
     }
     return gram;
   };
-  const auto merged = [&](const InMemory<T>& given, const std::vector<std::vector<double>>& grams, double off_diagonal) {
+  const auto merged = [&](const InMemory<T>& given, const std::vector<std::vector<double>>& grams,
+                          double off_diagonal) {
     auto tensor = given;
-    tensor.context = test::context_for(kRegmean, {kOut, kIn}, 2, {}, {{"reduce_non_diagonal_ratio", off_diagonal}, {"ridge", 1e-9}});
+    tensor.context =
+        test::context_for(kRegmean, {kOut, kIn}, 2, {}, {{"reduce_non_diagonal_ratio", off_diagonal}, {"ridge", 1e-9}});
     std::vector<std::unique_ptr<ArraySource<double>>> sources;
     for (std::size_t i = 0; i < 2; ++i) {
       tensor.context.inputs[i].statistics = sources.emplace_back(std::make_unique<ArraySource<double>>(grams[i])).get();
@@ -696,7 +710,8 @@ TEMPLATE_TEST_CASE("RM: equal models, equal Gram matrices, a diagonal one, the l
   for (std::size_t e = 0; e < by_diagonal.size(); ++e) {
     const auto column = e % kIn;
     const double g0 = grams[0][column * (kIn + 1)], g1 = grams[1][column * (kIn + 1)];
-    const double expected = (g0 * static_cast<double>(tensor.inputs[0][e]) + g1 * static_cast<double>(tensor.inputs[1][e])) / (g0 + g1);
+    const double expected =
+        (g0 * static_cast<double>(tensor.inputs[0][e]) + g1 * static_cast<double>(tensor.inputs[1][e])) / (g0 + g1);
     if (std::abs(static_cast<double>(by_diagonal[e]) - expected) > 1e-6) FAIL("not the column's average");
   }
 
@@ -707,7 +722,8 @@ TEMPLATE_TEST_CASE("RM: equal models, equal Gram matrices, a diagonal one, the l
         for (std::size_t o = 0; o < kOut; ++o) {
           double error = 0.0;
           for (std::size_t i = 0; i < kIn; ++i) {
-            error += x[model][t * kIn + i] * (static_cast<double>(w[o * kIn + i]) - static_cast<double>(tensor.inputs[model][o * kIn + i]));
+            error += x[model][t * kIn + i] *
+                     (static_cast<double>(w[o * kIn + i]) - static_cast<double>(tensor.inputs[model][o * kIn + i]));
           }
           sum += error * error;
         }

@@ -308,6 +308,12 @@ TEST_CASE("what adapters cannot become is said in one line", "[merging]") {
   CHECK(other.find("module \"up\" maps 5 inputs to 3 outputs, but 4 to 3 in ") != std::string::npos);
   CHECK(other.ends_with("; the adapters belong to different bases"));
 
+  test::write_adapter_folder(temporary / "broken", {{"peft_type", "LORA"}, {"r", 1}, {"lora_alpha", 1}},
+                             {{"up.lora_A.weight", {{1, 2}, {1.0f, NAN}}}, {"up.lora_B.weight", random_values({3, 1}, 2)}});
+  CHECK(merge_error({{temporary / "broken", 1.0}}, options("svd"), out)
+            .ends_with("tensor \"base_model.model.up.lora_A.weight\" holds values that are not finite; the adapter is broken, train it "
+                       "again"));
+
   test::write_text(out / "file", "");
   CHECK(test::user_error([&] { merge({{plain, 1.0}}, options("cat"), out); }).ends_with(
       "/out: is there already and not empty; choose another folder or remove it"));

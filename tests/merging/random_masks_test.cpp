@@ -18,8 +18,8 @@ namespace {
 using test::InMemory;
 using test::Named;
 
-InMemory<float> one_model(const Method& method, std::vector<std::int64_t> shape, const Named& parameters, const Named& shared = {},
-                          Dialect dialect = Dialect::kMergekit) {
+InMemory<float> one_model(const Method& method, std::vector<std::int64_t> shape, const Named& parameters,
+                          const Named& shared = {}, Dialect dialect = Dialect::kMergekit) {
   InMemory<float> tensor{.context = test::context_for(method, std::move(shape), 1, {parameters}, shared, dialect)};
   const auto n = static_cast<std::size_t>(tensor.context.num_elements());
   SplitMix64 generator(n);
@@ -41,7 +41,8 @@ TEST_CASE("DARE-2, DARE-4: as many as the density says, sums kept", "[merging][l
     io::Json report;
     const auto merged = test::merge_tensor(kDareLinear, tensor, {}, &report);
     const double n = 100'000;
-    CHECK(std::abs(static_cast<double>(num_kept(merged)) / n - density) <= 5.0 * std::sqrt(density * (1.0 - density) / n));
+    CHECK(std::abs(static_cast<double>(num_kept(merged)) / n - density) <=
+          5.0 * std::sqrt(density * (1.0 - density) / n));
     CHECK(report["kept"][0].get<double>() == static_cast<double>(num_kept(merged)) / n);
     const auto magnitude = [](double sum, float x) { return sum + std::abs(static_cast<double>(x)); };
     CHECK(std::accumulate(merged.begin(), merged.end(), 0.0, magnitude) ==
@@ -97,7 +98,8 @@ TEST_CASE("DELLA-3: the larger in its row, the likelier to stay", "[merging][law
   for (std::size_t row = 0; row < 3; ++row) {
     const auto* values = tensor.inputs[0].data() + row * kRow;
     for (std::size_t e = 0; e < kRow; ++e) {
-      const auto rank = std::count_if(values, values + kRow, [&](float x) { return std::abs(x) < std::abs(values[e]); });
+      const auto rank =
+          std::count_if(values, values + kRow, [&](float x) { return std::abs(x) < std::abs(values[e]); });
       const double chance = 0.6 - half + 2.0 * half * static_cast<double>(rank) / (kRow - 1);
       CHECK(std::abs(kept[row * kRow + e] - chance) <= 5.0 * std::sqrt(chance * (1.0 - chance) / kSeeds));
     }
@@ -106,11 +108,13 @@ TEST_CASE("DELLA-3: the larger in its row, the likelier to stay", "[merging][law
 
 TEST_CASE("DELLA-4: chances outside of (0, 1) are refused", "[merging]") {
   const auto problem = [](double density, double epsilon, Dialect dialect = Dialect::kMergekit) {
-    return kDella.problem(test::context_for(kDella, {4}, 1, {{{"weight", 1.0}, {"density", density}, {"epsilon", epsilon}}}, {}, dialect));
+    return kDella.problem(test::context_for(
+        kDella, {4}, 1, {{{"weight", 1.0}, {"density", density}, {"epsilon", epsilon}}}, {}, dialect));
   };
   CHECK(problem(0.5, 0.3).empty());
   CHECK(problem(1.0, 0.3).empty());
-  CHECK(problem(0.9, 0.1) == "density 0.9 and epsilon 0.1 give chances from 0.8 to 1, expected all between 0 and 1; lower epsilon");
+  CHECK(problem(0.9, 0.1) ==
+        "density 0.9 and epsilon 0.1 give chances from 0.8 to 1, expected all between 0 and 1; lower epsilon");
   CHECK_FALSE(problem(0.1, 0.15).empty());
   CHECK(problem(0.1, 0.15, Dialect::kPaper).empty());
 }
@@ -125,13 +129,14 @@ TEST_CASE("random methods have the reference's statistics", "[merging][golden]")
     Named parameters, shared = {};
     std::string type = "_f32";
   };
-  const std::vector<Case> cases{{"dare_linear_d0.3_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.3}}},
-                                {"dare_linear_d0.5_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.5}}},
-                                {"dare_linear_d0.9_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.9}}},
-                                {"dare_linear_norescale_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.5}}, {{"rescale", 0}}},
-                                {"dare_ties_f32", &kDareTies, {{"weight", 1.0}, {"density", 0.4}}},
-                                {"della_f32", &kDella, {{"weight", 1.0}, {"density", 0.5}, {"epsilon", 0.3}}},
-                                {"della_linear_f32", &kDellaLinear, {{"weight", 1.0}, {"density", 0.7}, {"epsilon", 0.1}}}};
+  const std::vector<Case> cases{
+      {"dare_linear_d0.3_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.3}}},
+      {"dare_linear_d0.5_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.5}}},
+      {"dare_linear_d0.9_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.9}}},
+      {"dare_linear_norescale_f32", &kDareLinear, {{"weight", 1.0}, {"density", 0.5}}, {{"rescale", 0}}},
+      {"dare_ties_f32", &kDareTies, {{"weight", 1.0}, {"density", 0.4}}},
+      {"della_f32", &kDella, {{"weight", 1.0}, {"density", 0.5}, {"epsilon", 0.3}}},
+      {"della_linear_f32", &kDellaLinear, {{"weight", 1.0}, {"density", 0.7}, {"epsilon", 0.1}}}};
   constexpr std::size_t kSeeds = 40;
   const io::CheckpointFolder base(*folder / "inputs" / "llama_base_f32"), expert(*folder / "inputs" / "llama_c_f32");
   const auto read = [](const io::TensorView& view) {
@@ -147,7 +152,8 @@ TEST_CASE("random methods have the reference's statistics", "[merging][golden]")
       const auto nonzero = expected["nonzero"].get<double>();
       if (nonzero == 0.0) continue;
       INFO(c.name << ", " << name);
-      InMemory<float> tensor{.context = test::context_for(*c.method, base.find(name)->shape, 1, {c.parameters}, c.shared)};
+      InMemory<float> tensor{.context =
+                                 test::context_for(*c.method, base.find(name)->shape, 1, {c.parameters}, c.shared)};
       tensor.context.name = name;
       tensor.base = read(*base.find(name));
       tensor.inputs = {read(*expert.find(name))};
@@ -171,14 +177,16 @@ TEST_CASE("random methods have the reference's statistics", "[merging][golden]")
         if (c.shared.empty() && count > 0.0) CHECK(after == Approx(before).epsilon(1e-3));
       }
       const double deviation = std::max(expected["kept_fraction_sd"].get<double>(), 0.5 / nonzero);
-      const double distance = std::abs(kept - expected["kept_fraction_mean"].get<double>()) / (deviation * std::sqrt(2.0 / kSeeds));
+      const double distance =
+          std::abs(kept - expected["kept_fraction_mean"].get<double>()) / (deviation * std::sqrt(2.0 / kSeeds));
       worst = std::max(worst, distance);
       CHECK(distance <= 5.0);
       if (!expected["survivor_factor_mean"].is_null() && nonzero > 200.0) {
         CHECK(survivor_factor == Approx(expected["survivor_factor_mean"].get<double>()).epsilon(0.05));
       }
     }
-    test::log_golden("merge statistics of " + c.name, fmt::format("{}, {:.1f} standard deviations at most", worst <= 5.0 ? "ok" : "FAILED", worst));
+    test::log_golden("merge statistics of " + c.name,
+                     fmt::format("{}, {:.1f} standard deviations at most", worst <= 5.0 ? "ok" : "FAILED", worst));
   }
 }
 

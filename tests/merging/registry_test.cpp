@@ -27,7 +27,8 @@ TEST_CASE("every method has a name, a summary and a source, and merges with its 
       if (p.kind == Parameter::Kind::kChoice) CHECK(*p.fallback < static_cast<double>(p.choices.size()));
       if (!p.fallback) required[std::string(p.name)] = 0.5;
     }
-    const auto context = test::context_for(*method, {3, 4}, std::max<std::size_t>(1, method->min_inputs), {required}, required);
+    const auto context =
+        test::context_for(*method, {3, 4}, std::max<std::size_t>(1, method->min_inputs), {required}, required);
     if (method->problem != nullptr) CHECK(method->problem(context).empty());
     const auto state = method->model_state != nullptr ? method->model_state(context) : nullptr;
     CHECK(method->make_float(context, state.get()) != nullptr);

@@ -40,7 +40,8 @@ std::vector<std::size_t> sorted_positions(const std::vector<T>& values) {
 
 /// Ones where a rank of [first, last) stands.
 template <class T>
-std::vector<T> select(const std::vector<T>& values, std::int64_t first, std::int64_t last, std::int64_t tile, std::int64_t unit) {
+std::vector<T> select(const std::vector<T>& values, std::int64_t first, std::int64_t last, std::int64_t tile,
+                      std::int64_t unit) {
   RankSearch<T> search(1, 2);
   search.set_rank(0, 0, last);
   search.set_rank(0, 1, first);
@@ -87,12 +88,23 @@ TEMPLATE_TEST_CASE("selection keeps what a stable sort keeps", "[merging][law]",
   for (const std::int64_t n : {1, 2, 7, 64, 1000, 5003}) {
     const auto values = values_of<T>(kind, n, static_cast<std::uint64_t>(n));
     const auto order = sorted_positions(values);
-    for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, 0}, {0, 1}, {0, n / 3}, {0, n / 2}, {0, n - 1}, {0, n},
-                                      {0, n + 5}, {n / 10, n / 2}, {n / 3, n / 3}, {1, n}, {n / 2, n - 1}}) {
+    for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, 0},
+                                      {0, 1},
+                                      {0, n / 3},
+                                      {0, n / 2},
+                                      {0, n - 1},
+                                      {0, n},
+                                      {0, n + 5},
+                                      {n / 10, n / 2},
+                                      {n / 3, n / 3},
+                                      {1, n},
+                                      {n / 2, n - 1}}) {
       std::vector<T> expected(values.size());
       for (auto rank = first; rank < std::min(last, n); ++rank) expected[order[static_cast<std::size_t>(rank)]] = T{1};
-      for (const auto& [tile, unit] : {std::pair<std::int64_t, std::int64_t>{1 << 14, 1 << 20}, {3, 10}, {100, 1000}, {257, 700}}) {
-        INFO("kind " << static_cast<int>(kind) << ", " << n << " values, ranks " << first << " to " << last << ", tiles of " << tile);
+      for (const auto& [tile, unit] :
+           {std::pair<std::int64_t, std::int64_t>{1 << 14, 1 << 20}, {3, 10}, {100, 1000}, {257, 700}}) {
+        INFO("kind " << static_cast<int>(kind) << ", " << n << " values, ranks " << first << " to " << last
+                     << ", tiles of " << tile);
         CHECK((select(values, first, last, tile, unit) == expected));
       }
     }

@@ -27,9 +27,12 @@ std::vector<T> any_values(Index count, std::uint64_t seed) {
       case 0: values.push_back(std::bit_cast<T>(static_cast<Bits<T>>(generator.next()))); break;
       case 1: values.push_back(std::bit_cast<T>(static_cast<Bits<T>>(generator.next() & 0xfff))); break;
       case 2: values.push_back(T{0}); break;
-      case 3: values.push_back(static_cast<T>(std::ldexp(generator.uniform() - 0.5, static_cast<int>(bits >> 32) % 40 - 30)));
+      case 3:
+        values.push_back(static_cast<T>(std::ldexp(generator.uniform() - 0.5, static_cast<int>(bits >> 32) % 40 - 30)));
         break;
-      case 4: values.push_back(bits & 256 ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::quiet_NaN()); break;
+      case 4:
+        values.push_back(bits & 256 ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::quiet_NaN());
+        break;
       default: values.push_back(static_cast<T>(generator.uniform() - 0.5));
     }
   }
@@ -92,7 +95,8 @@ void check_rounding(const SpanKernels<T>& k, const std::vector<T>& values) {
   std::vector<std::uint16_t> stored(values.size());
   std::vector<T> back(values.size());
   for (const bool half : {true, false}) {
-    const auto not_finite = half ? k.narrow_f16(n, values.data(), stored.data()) : k.narrow_bf16(n, values.data(), stored.data());
+    const auto not_finite =
+        half ? k.narrow_f16(n, values.data(), stored.data()) : k.narrow_bf16(n, values.data(), stored.data());
     half ? k.widen_f16(n, stored.data(), back.data()) : k.widen_bf16(n, stored.data(), back.data());
     Index expected_not_finite = 0;
     std::size_t wrong = 0;
@@ -128,7 +132,7 @@ TEST_CASE("16-bit values widen to what their bits mean", "[merging][law]") {
     const int largest = (0x7fff >> mantissa_bits);
     const double size = exponent == largest ? (mantissa == 0 ? INFINITY : NAN)
                         : exponent == 0     ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
-                                            : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+                                        : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
     return bits & 0x8000 ? -size : size;
   };
   const auto check = [&]<class T>(const SpanKernels<T>& k) {
@@ -138,9 +142,9 @@ TEST_CASE("16-bit values widen to what their bits mean", "[merging][law]") {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       for (const auto& [got, expected] : {std::pair{static_cast<double>(f16[i]), meaning(all[i], 10, 15)},
-                                         std::pair{static_cast<double>(bf16[i]), meaning(all[i], 7, 127)}}) {
-        const bool right = std::isnan(expected) ? std::isnan(got)
-                                                : got == expected && std::signbit(got) == std::signbit(expected);
+                                          std::pair{static_cast<double>(bf16[i]), meaning(all[i], 7, 127)}}) {
+        const bool right =
+            std::isnan(expected) ? std::isnan(got) : got == expected && std::signbit(got) == std::signbit(expected);
         if (!right) ++wrong;
       }
     }
@@ -330,8 +334,9 @@ TEST_CASE("random words are Philox's, with the position as the counter", "[mergi
         for (std::size_t w = 0; w < 4; ++w) {
           for (std::uint64_t lane = 0; lane < 16; ++lane) {
             const auto counter = block * 16 + lane;
-            expected.push_back(philox4x32({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
-                                          {static_cast<std::uint32_t>(kKey), static_cast<std::uint32_t>(kKey >> 32)})[w]);
+            expected.push_back(
+                philox4x32({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
+                           {static_cast<std::uint32_t>(kKey), static_cast<std::uint32_t>(kKey >> 32)})[w]);
           }
         }
       }

@@ -11,7 +11,10 @@ namespace {
 
 template <class S>
 io::TensorView view_of(const std::vector<S>& values, io::DType dtype) {
-  return {.name = "w", .dtype = dtype, .shape = {static_cast<std::int64_t>(values.size())}, .bytes = std::as_bytes(std::span(values))};
+  return {.name = "w",
+          .dtype = dtype,
+          .shape = {static_cast<std::int64_t>(values.size())},
+          .bytes = std::as_bytes(std::span(values))};
 }
 
 }  // namespace

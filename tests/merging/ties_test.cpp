@@ -30,7 +30,9 @@ std::vector<float> random_values(std::size_t count, std::uint64_t seed, bool coa
 TEST_CASE("weights flip the vote: four dialects, four results", "[merging]") {
   const std::vector<std::vector<float>> deltas{{1, -2, 4, 0, 3, 1}, {-2, 1, 2, 0, -3, -0.5f}, {-1, 3, 0, 5, 0, -0.5f}};
   const auto merged = [&](Dialect dialect, const std::vector<Named>& weights) {
-    InMemory<float> tensor{.context = test::context_for(kTies, {6}, 3, weights, {}, dialect), .base = std::vector<float>(6), .inputs = deltas};
+    InMemory<float> tensor{.context = test::context_for(kTies, {6}, 3, weights, {}, dialect),
+                           .base = std::vector<float>(6),
+                           .inputs = deltas};
     return test::merge_tensor(kTies, tensor);
   };
   const std::vector<Named> weights{{{"weight", 3}}, {{"weight", 1}}, {{"weight", 1}}}, ones{{{"weight", 1}}};
@@ -46,8 +48,12 @@ TEST_CASE("weights flip the vote: four dialects, four results", "[merging]") {
 TEST_CASE("votes that cancel go to the model's majority", "[merging]") {
   // Two tensors; sums -1 -1 and 0: the majority is -.
   std::vector<InMemory<float>> model(2);
-  model[0] = {.context = test::context_for(kTies, {2}, 2, {{{"weight", 1}}}, {}, Dialect::kPaper), .base = {0, 0}, .inputs = {{-1, -1}, {0, 0}}};
-  model[1] = {.context = test::context_for(kTies, {1}, 2, {{{"weight", 1}}}, {}, Dialect::kPaper), .base = {0}, .inputs = {{3}, {-3}}};
+  model[0] = {.context = test::context_for(kTies, {2}, 2, {{{"weight", 1}}}, {}, Dialect::kPaper),
+              .base = {0, 0},
+              .inputs = {{-1, -1}, {0, 0}}};
+  model[1] = {.context = test::context_for(kTies, {1}, 2, {{{"weight", 1}}}, {}, Dialect::kPaper),
+              .base = {0},
+              .inputs = {{3}, {-3}}};
   CHECK(test::merge_model(kTies, model)[1] == std::vector<float>{-3});
   for (auto& tensor : model) tensor.context.dialect = Dialect::kMergekit;
   CHECK(test::merge_model(kTies, model)[1] == std::vector<float>{3});
@@ -68,8 +74,8 @@ TEST_CASE("a global trim keeps what a sort of the whole model keeps", "[merging]
     std::vector<InMemory<float>> model;
     std::vector<float> all;
     for (const auto& shape : shapes) {
-      auto& tensor = model.emplace_back(
-          InMemory<float>{.context = test::context_for(kTies, shape, 1, {{{"weight", 1}, {"density", density}}}, {}, dialect)});
+      auto& tensor = model.emplace_back(InMemory<float>{
+          .context = test::context_for(kTies, shape, 1, {{{"weight", 1}, {"density", density}}}, {}, dialect)});
       const auto n = static_cast<std::size_t>(tensor.context.num_elements());
       tensor.base.assign(n, 0.0f);
       tensor.inputs = {random_values(n, n, coarse)};
@@ -90,7 +96,8 @@ TEST_CASE("a global trim keeps what a sort of the whole model keeps", "[merging]
     for (const test::Tiling tiling : {test::Tiling{}, test::Tiling{.tile = 11, .unit = 50}}) {
       INFO("density " << density << (coarse ? ", coarse" : ""));
       std::vector<float> merged;
-      for (const auto& part : test::merge_model(kTies, model, tiling)) merged.insert(merged.end(), part.begin(), part.end());
+      for (const auto& part : test::merge_model(kTies, model, tiling))
+        merged.insert(merged.end(), part.begin(), part.end());
       CHECK((merged == expected));
     }
   }
@@ -99,7 +106,8 @@ TEST_CASE("a global trim keeps what a sort of the whole model keeps", "[merging]
 TEST_CASE("a global trim needs one density per model", "[merging]") {
   std::vector<InMemory<float>> model(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    model[i] = {.context = test::context_for(kTies, {2}, 1, {{{"weight", 1}, {"density", i == 0 ? 0.5 : 0.4}}}, {}, Dialect::kPaper),
+    model[i] = {.context = test::context_for(kTies, {2}, 1, {{{"weight", 1}, {"density", i == 0 ? 0.5 : 0.4}}}, {},
+                                             Dialect::kPaper),
                 .base = {0, 0},
                 .inputs = {{1, 2}}};
   }
@@ -117,7 +125,8 @@ TEST_CASE("TIES-4, TIES-5: opposite models, number of kept entries", "[merging][
     for (std::size_t e = 0; e < n; ++e) CHECK(merged[e] == Approx(std::abs(tensor.inputs[0][e])));
 
     for (const double density : {0.1, 0.29, 0.5, 0.9}) {
-      InMemory<float> one{.context = test::context_for(kTies, {static_cast<std::int64_t>(n)}, 1, {{{"weight", 1.0}, {"density", density}}}),
+      InMemory<float> one{.context = test::context_for(kTies, {static_cast<std::int64_t>(n)}, 1,
+                                                       {{{"weight", 1.0}, {"density", density}}}),
                           .base = std::vector<float>(n),
                           .inputs = {random_values(n, 2, false)}};
       const auto kept = std::max<std::int64_t>(1, static_cast<std::int64_t>(density * static_cast<double>(n)));

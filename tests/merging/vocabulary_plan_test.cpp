@@ -261,6 +261,20 @@ TEST_CASE("T4: more rows than tokens, more tokens than rows", "[merging]") {
   }
 }
 
+TEST_CASE("rows that are padding in one model and tokens in another", "[merging]") {
+  Models models;
+  models.add(SmallTokenizer::of(letters("abc")), 8);       // rows 5 to 7 are padding
+  models.add(SmallTokenizer::of(letters("abcdefg")), 8);   // tokens of other meaning there; "g" has no row
+  const auto plan = models.plan(options(Origin::kBase));
+  CHECK(plan.rows == 8);
+  for (const std::int64_t r : {5, 6, 7}) CHECK(models.row(plan, 1, r) == models.stored_row(0, r));
+
+  const auto united = models.plan(options(Origin::kUnion, false));
+  const auto ids = test::written_ids(united);
+  CHECK(ids.size() == 8);
+  CHECK_FALSE(ids.contains("g"));  // a token that no embedding has
+}
+
 TEST_CASE("a union keeps the alignment of a padded base", "[merging]") {
   Models models;
   models.add(SmallTokenizer::of(letters("abcd")), 8);                  // 6 tokens
@@ -272,7 +286,8 @@ TEST_CASE("a union keeps the alignment of a padded base", "[merging]") {
   padded.pad_to_multiple_of = 10;
   CHECK(models.plan(padded).rows == 20);
   padded.pad_to_multiple_of = 0;
-  CHECK(test::user_error([&] { models.plan(padded); }) == "recipe.yaml: pad_to_multiple_of: got 0, expected at least 1");
+  CHECK(test::user_error([&] { models.plan(padded); }) == 
+        "recipe.yaml: pad_to_multiple_of: got 0, expected 1 to 16777215");
 }
 
 TEST_CASE("ids in config.json and generation_config.json follow their tokens", "[merging]") {

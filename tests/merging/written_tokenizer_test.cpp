@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "core/error.h"
 #include "merging/vocabulary_support.h"
 #include "support/catch.h"
 #include "support/paths.h"
@@ -34,10 +35,11 @@ SmallTokenizer base_tokenizer() {
 SmallTokenizer donor_tokenizer() {
   auto tokenizer = SmallTokenizer::of({"e", "d", "c", "b", "a", "f", "ab", "bc", "abc", "abcde", "cde", "ef", "<s>", "fe"});
   // "abcde" is cut elsewhere than in the base: abc + de there, abcd + e here
-  tokenizer.merges = {{"b", "c"}, {"a", "b"}, {"a", "bc"}, {"d", "e"}, {"abc", "de"}, {"c", "de"}, {"e", "f"}, {"f", "e"}};
+  tokenizer.merges = {{"b", "c"}, {"a", "b"}, {"a", "bc"}, {"d", "e"}, {"abc", "de"}, {"c", "de"}, {"e", "f"}, {"f", "e"}, {"abc", "d"}};
   tokenizer.vocab["de"] = 14;
+  tokenizer.vocab["abcd"] = 16;  // the base has it, from other parts: its merge stays out
   tokenizer.added = {added_token("<s>", 12, {.special = true}), added_token("<tool>", 15, {.lstrip = true})};
-  tokenizer.config = {{"vocab_size", 16}};
+  tokenizer.config = {{"vocab_size", 17}};
   return tokenizer;
 }
 
@@ -56,7 +58,7 @@ io::Json written(const VocabularyPlan& plan, const std::string& name) {
 
 TEST_CASE("a union's tokenizer.json", "[merging]") {
   test::TemporaryFolder folder;
-  const auto plan = union_of(base_tokenizer().write(folder / "base"), 10, donor_tokenizer().write(folder / "donor"), 16);
+  const auto plan = union_of(base_tokenizer().write(folder / "base"), 10, donor_tokenizer().write(folder / "donor"), 17);
   const auto tokenizer = written(plan, "tokenizer.json");
   CHECK(tokenizer["model"]["vocab"] ==
         io::Json{{"a", 0}, {"ab", 5}, {"abcd", 7}, {"b", 1}, {"c", 2}, {"cd", 6}, {"d", 3}, {"de", 8}, {"e", 4},
@@ -134,16 +136,56 @@ TEST_CASE("merges keep the spelling of the file", "[merging]") {
   test::TemporaryFolder folder;
   const auto base = base_tokenizer().write(folder / "base"), donor = donor_tokenizer().write(folder / "donor");
   test::write_text(base / "tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})");
-  const auto merges = written(union_of(base, 3, donor, 16), "tokenizer.json")["model"]["merges"];
+  const auto merges = written(union_of(base, 3, donor, 17), "tokenizer.json")["model"]["merges"];
   CHECK(merges[0] == "a b");
   CHECK(merges[1] == "b c");
+}
+
+TEST_CASE("another value anywhere in a tokenizer's files gives a plan or a message", "[merging][law]") {
+  test::TemporaryFolder folder;
+  auto small = base_tokenizer();
+  small.config["text_config"] = {{"vocab_size", 10}, {"eos_token_id", {9, 3}}};
+  const auto base = small.write(folder / "base"), donor = donor_tokenizer().write(folder / "donor");
+  test::write_text(base / "generation_config.json", R"({"eos_token_id": [9], "bad_words_ids": [[1, 2]]})");
+  test::write_text(base / "added_tokens.json", R"({"<s>": 9})");
+  const std::vector<io::Json> values{nullptr, true, -1, 3, 1e300, "x", "", io::Json::array(), io::Json::object(), {{"content", 1}}};
+  int refused = 0, planned = 0;
+  for (const auto& model : {base, donor}) {
+    for (const auto* name : {"tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "added_tokens.json"}) {
+      if (!fs::exists(model / name)) continue;
+      const auto original = io::read_json(model / name);
+      const auto leaves = original.flatten();
+      for (const auto& [pointer, leaf] : leaves.items()) {
+        for (io::Json::json_pointer at(pointer);; at.pop_back()) {  // the leaf and all that holds it
+          for (const auto& value : values) {
+            auto changed = original;
+            changed[at] = value;
+            test::write_text(model / name, changed.dump());
+            INFO(name << at.to_string() << " = " << value.dump());
+            try {
+              const auto plan = union_of(base, 10, donor, 17);
+              REQUIRE(plan.maps[0]->rows == plan.rows);
+              ++planned;
+            } catch (const UserError& error) {
+              REQUIRE(std::string_view(error.what()).find('\n') == std::string_view::npos);
+              ++refused;
+            }
+          }
+          if (at.empty()) break;
+        }
+      }
+      test::write_text(model / name, original.dump());
+    }
+  }
+  CHECK(refused > 500);
+  CHECK(planned > 500);
 }
 
 // Runs where a Python with `tokenizers` is found: $MERGEX_PYTHON, else python3.
 TEST_CASE("a written tokenizer encodes as its sources do", "[merging][golden]") {
   test::TemporaryFolder folder;
   const auto base = base_tokenizer().write(folder / "base"), donor = donor_tokenizer().write(folder / "donor");
-  const auto plan = union_of(base, 10, donor, 16);
+  const auto plan = union_of(base, 10, donor, 17);
   test::write_tokenizer(plan, folder / "result");
   const auto texts = test::write_text(
       folder / "texts.json", R"(["", "abcd", "abcdabcdede", "abcde", "aabbccddee", "abef", "<s>cdef <tool>ab", "bcdefabc"])");

@@ -30,7 +30,8 @@ struct InMemory {
 /// A context with the method's defaults; what has none must be given. `per_input` has one entry, for all, or one each.
 inline merging::TensorContext context_for(const merging::Method& method, std::vector<std::int64_t> shape,
                                           std::size_t num_inputs, const std::vector<Named>& per_input = {},
-                                          const Named& shared = {}, merging::Dialect dialect = merging::Dialect::kMergekit) {
+                                          const Named& shared = {},
+                                          merging::Dialect dialect = merging::Dialect::kMergekit) {
   using merging::Parameter;
   merging::TensorContext context{.name = "tensor", .shape = std::move(shape), .dialect = dialect, .seed = 7};
   context.has_base = method.base == merging::Method::Base::kRequired;
@@ -53,8 +54,8 @@ inline merging::TensorContext context_for(const merging::Method& method, std::ve
 }
 
 template <class T>
-std::unique_ptr<merging::TensorMerge<T>> make_merge(const merging::Method& method, const merging::TensorContext& context,
-                                                    merging::ModelState* state) {
+std::unique_ptr<merging::TensorMerge<T>> make_merge(const merging::Method& method,
+                                                    const merging::TensorContext& context, merging::ModelState* state) {
   if constexpr (sizeof(T) == sizeof(float)) {
     return method.make_float(context, state);
   } else {
@@ -137,7 +138,8 @@ std::vector<std::vector<T>> merge_model(const merging::Method& method, const std
   std::vector<std::vector<T>> results;
   for (std::size_t i = 0; i < merges.size(); ++i) {
     std::vector<T> out(static_cast<std::size_t>(tensors[i].context.num_elements()));
-    run(i, [&](const auto& tile, const auto& workspace) { merges[i]->merge(tile, workspace, out.data() + tile.begin); });
+    run(i,
+        [&](const auto& tile, const auto& workspace) { merges[i]->merge(tile, workspace, out.data() + tile.begin); });
     results.push_back(std::move(out));
     if (reports != nullptr) merges[i]->report(reports->emplace_back(io::Json::object()));
   }

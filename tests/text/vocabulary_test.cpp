@@ -67,6 +67,12 @@ TEST_CASE("older spellings of tokenizer.json", "[text]") {
   CHECK(unigram.find("a")->id == 1);
   CHECK(unigram.find("a")->score == -1.5);
 
+  const auto twice = read(R"({"model": {"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0], ["a", -3.0]]}})");
+  CHECK(twice.find("a")->id == 2);
+  CHECK(twice.at(0) == nullptr);
+  REQUIRE(twice.warnings().size() == 1);
+  CHECK(twice.warnings()[0].ends_with("token \"a\" is there twice; the last one counts"));
+
   // The model's id is what every reader takes.
   const auto contradicting = read(R"({"added_tokens": [{"id": 9, "content": "a"}], "model": {"vocab": {"a": 0}}})");
   CHECK(contradicting.find("a")->id == 0);
@@ -91,11 +97,13 @@ TEST_CASE("vocabularies without tokenizer.json", "[text]") {
   }
   SECTION("vocab.txt") {
     test::write_text(folder / "vocab.txt", "[PAD]\n[UNK]\nhello\n##s\n");
-    test::write_text(folder / "special_tokens_map.json", R"({"unk_token": {"content": "[UNK]"}, "mask_token": null})");
+    test::write_text(folder / "tokenizer_config.json", R"({"pad_token": "[PAD]"})");
+    test::write_text(folder / "special_tokens_map.json",
+                     R"({"unk_token": {"content": "[UNK]"}, "mask_token": null, "pad_token": "overruled"})");
     const auto vocabulary = Vocabulary::read(folder.path());
     CHECK(vocabulary.kind() == Vocabulary::Kind::kWordPiece);
     CHECK(vocabulary.find("##s")->id == 3);
-    CHECK(vocabulary.roles() == std::map<std::string, std::string>{{"unk_token", "[UNK]"}});
+    CHECK(vocabulary.roles() == std::map<std::string, std::string>{{"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}});
   }
   SECTION("bytes that are no text") {
     test::write_text(folder / "vocab.txt", "[UNK]\n\xff\n");
