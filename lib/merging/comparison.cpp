@@ -24,7 +24,8 @@ Products compare(std::int64_t count, const T* x, const T* reference, const T* re
   double sums[4] = {};
   for (int i = 0; i < 4 * kLanes; ++i) sums[i / kLanes] += static_cast<double>(lanes[i]);
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (!std::ranges::all_of(sums, [](double sum) { return std::isfinite(sum); })) {  // squares that only double can hold
+    if (!std::ranges::all_of(sums,
+                             [](double sum) { return std::isfinite(sum); })) {  // squares that only double can hold
       Block<double> wide_x, wide_reference, wide_result;
       std::copy_n(x, count, wide_x.begin());
       std::copy_n(reference, count, wide_reference.begin());
@@ -52,7 +53,8 @@ void Comparison::add(std::int64_t count, const T* base_values, std::span<const T
     const T* result_block = result + begin;
     signs.fill(0);
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto products = compare(n, values[i] + begin, base_values != nullptr ? base_values + begin : result_block, result_block, signs.data());
+      const auto products = compare(n, values[i] + begin, base_values != nullptr ? base_values + begin : result_block,
+                                    result_block, signs.data());
       inputs[i] += products.input;
       if (i == 0) result_square += products.result_square;
     }

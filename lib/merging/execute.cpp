@@ -39,7 +39,8 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
 // What --overwrite would take away from under the merge, and from the user.
 void check_keeps_inputs(const MergePlan& plan, const fs::path& out) {
   const auto check = [&](const fs::path& input) {
-    if (lies_in(input, out)) fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
+    if (lies_in(input, out))
+      fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
   };
   for (const auto& model : plan.models) {
     check(model.folder->path());
@@ -56,11 +57,16 @@ bool is_finished(const fs::path& out, const MergePlan& plan) {
   return manifest.is_object() && manifest.contains("recipe") && manifest["recipe"] == plan.resolved;
 }
 
-std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const ShardLayout& layout, const std::string& version) {
+std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const ShardLayout& layout,
+                    const std::string& version) {
   Json shards = Json::array();
   for (const auto& shard : layout.shards) shards.push_back(io::sha256_hex(std::as_bytes(std::span(shard.header))));
-  const auto text = Json{{"program", version}, {"recipe", plan.resolved}, {"inputs", inputs.identity()}, {"shards", shards}, {"files", plan.written_files}}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
+  const auto text = Json{{"program", version},
+                         {"recipe", plan.resolved},
+                         {"inputs", inputs.identity()},
+                         {"shards", shards},
+                         {"files", plan.written_files}}
+                        .dump(-1, ' ', false, Json::error_handler_t::replace);
   return io::sha256_hex(std::as_bytes(std::span(text)));
 }
 
@@ -96,10 +102,18 @@ void for_each_origin(const PlannedTensor& tensor, Visit visit) {
 /// One run of a plan: groups of tensors, from reading to the journal, and then the files beside them.
 class Execution {
  public:
-  Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs, OutputFolder& folder,
-            bool keeps)
-      : plan_(plan), options_(options), layout_(layout), inputs_(inputs), folder_(folder), pool_(std::max<std::size_t>(1, options.threads)),
-        files_(folder.path(), layout, keeps), report_(plan), digests_(plan.tensors.size()), meter_(options, layout.data_bytes) {
+  Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs,
+            OutputFolder& folder, bool keeps)
+      : plan_(plan),
+        options_(options),
+        layout_(layout),
+        inputs_(inputs),
+        folder_(folder),
+        pool_(std::max<std::size_t>(1, options.threads)),
+        files_(folder.path(), layout, keeps),
+        report_(plan),
+        digests_(plan.tensors.size()),
+        meter_(options, layout.data_bytes) {
     for (const auto& model : plan.models) folders_.push_back(model.folder.get());
     for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
       auto& stored = inputs_of_tensors_.emplace_back();
@@ -129,8 +143,9 @@ class Execution {
   /// @return those that were hashed now
   std::vector<Input> hash_inputs(const std::vector<Input>& inputs);
   std::vector<std::string> hash_outputs(std::span<const std::size_t> group);
-  std::vector<std::string> hash(const std::vector<std::uint64_t>& sizes,
-                                const std::function<BlockDigest(std::size_t item, std::size_t block, std::size_t thread)>& digest);
+  std::vector<std::string> hash(
+      const std::vector<std::uint64_t>& sizes,
+      const std::function<BlockDigest(std::size_t item, std::size_t block, std::size_t thread)>& digest);
 
   const MergePlan& plan_;
   const ExecuteOptions& options_;
@@ -162,8 +177,9 @@ std::vector<Execution::Input> Execution::inputs_of(std::span<const std::size_t> 
   return inputs;
 }
 
-std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes,
-                                         const std::function<BlockDigest(std::size_t, std::size_t, std::size_t)>& digest) {
+std::vector<std::string> Execution::hash(
+    const std::vector<std::uint64_t>& sizes,
+    const std::function<BlockDigest(std::size_t, std::size_t, std::size_t)>& digest) {
   struct Block {
     std::size_t item, block;
   };
@@ -175,7 +191,9 @@ std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes
   }
   first.push_back(blocks.size());
   std::vector<BlockDigest> digests(blocks.size());
-  pool_.parallel_for(blocks.size(), [&](std::size_t i, std::size_t thread) { digests[i] = digest(blocks[i].item, blocks[i].block, thread); });
+  pool_.parallel_for(blocks.size(), [&](std::size_t i, std::size_t thread) {
+    digests[i] = digest(blocks[i].item, blocks[i].block, thread);
+  });
   std::vector<std::string> all;
   for (std::size_t item = 0; item < sizes.size(); ++item) {
     all.push_back(digest_of_tensor(std::span(digests).subspan(first[item], first[item + 1] - first[item])));
@@ -290,17 +308,20 @@ std::uint64_t Execution::write_other_files() {
   std::vector<OutputFile> files;
   std::uint64_t shard_bytes = 0;
   for (const auto& shard : layout_.shards) {
-    auto& file = files.emplace_back(OutputFile{.name = shard.file, .num_bytes = fs::file_size(folder_.path() / shard.file)});
+    auto& file =
+        files.emplace_back(OutputFile{.name = shard.file, .num_bytes = fs::file_size(folder_.path() / shard.file)});
     for (const auto i : shard.tensors) file.tensors.emplace_back(plan_.tensors[i].name, digests_[i]);
     shard_bytes += file.num_bytes - shard.header.size();
   }
   if (shard_bytes != layout_.data_bytes || num_done_ != plan_.tensors.size()) {
-    throw std::logic_error(fmt::format("{} of {} bytes were written, {} of {} tensors", shard_bytes, layout_.data_bytes, num_done_,
-                                       plan_.tensors.size()));
+    throw std::logic_error(fmt::format("{} of {} bytes were written, {} of {} tensors", shard_bytes, layout_.data_bytes,
+                                       num_done_, plan_.tensors.size()));
   }
   const auto write = [&](const fs::path& name, const std::string& content) {
     folder_.write_file(name, content);
-    files.push_back({.name = name.string(), .num_bytes = content.size(), .sha256 = io::sha256_hex(std::as_bytes(std::span(content)))});
+    files.push_back({.name = name.string(),
+                     .num_bytes = content.size(),
+                     .sha256 = io::sha256_hex(std::as_bytes(std::span(content)))});
   };
   if (const auto index = layout_.index(plan_.tensors); !index.empty()) write("model.safetensors.index.json", index);
   for (const auto& [name, content] : plan_.written_files) write(name, content);
@@ -312,8 +333,10 @@ std::uint64_t Execution::write_other_files() {
   write("merge_report.json", report_.text());
   write("README.md", model_card(plan_));
   if (report_.num_not_finite() > 0) {
-    log::warn("{} results are not finite numbers in the type that they are written in; merge_report.json says of which tensors",
-              report_.num_not_finite());
+    log::warn(
+        "{} results are not finite numbers in the type that they are written in; merge_report.json says of which "
+        "tensors",
+        report_.num_not_finite());
   }
   inputs_.check_unchanged();
 
@@ -323,13 +346,15 @@ std::uint64_t Execution::write_other_files() {
   std::uint64_t input_bytes = 0;
   for (const auto& [view, last] : last_uses_) input_bytes += view->bytes.size();
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  const Json timing{{"finished", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())))},
-                    {"seconds", seconds},
-                    {"bytes_read", input_bytes},
-                    {"bytes_written", layout_.data_bytes},
-                    {"gigabytes_per_second", 1e-9 * static_cast<double>(input_bytes + layout_.data_bytes) / std::max(seconds, 1e-9)},
-                    {"threads", pool_.num_threads()},
-                    {"memory_bytes", options_.memory_bytes}};
+  const Json timing{
+      {"finished", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
+                               fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())))},
+      {"seconds", seconds},
+      {"bytes_read", input_bytes},
+      {"bytes_written", layout_.data_bytes},
+      {"gigabytes_per_second", 1e-9 * static_cast<double>(input_bytes + layout_.data_bytes) / std::max(seconds, 1e-9)},
+      {"threads", pool_.num_threads()},
+      {"memory_bytes", options_.memory_bytes}};
   folder_.write_file("timing.json", timing.dump(2) + "\n");
   return layout_.data_bytes;
 }
@@ -350,8 +375,10 @@ Executed execute(const MergePlan& plan, const ExecuteOptions& options) {
       return {.bytes = layout.data_bytes};
     }
     if (!options.overwrite && fs::exists(out, ignored) && !fs::is_empty(out, ignored)) {
-      fail("{}: holds no unfinished merge of this recipe to resume; choose another --out, or replace what is there by --overwrite",
-           out.string());
+      fail(
+          "{}: holds no unfinished merge of this recipe to resume; choose another --out, or replace what is there by "
+          "--overwrite",
+          out.string());
     }
   }
   const InputFiles inputs(plan);

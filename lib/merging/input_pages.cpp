@@ -66,12 +66,14 @@ void UnreadablePageGuard::check(std::span<const io::CheckpointFolder* const> inp
     for (const auto* tensor : folder->tensors()) {
       const auto begin = reinterpret_cast<std::uintptr_t>(tensor->bytes.data());
       if (address < begin || address >= begin + tensor->bytes.size()) continue;
-      throw std::system_error(EIO, std::generic_category(),
-                              fmt::format("{}: tensor \"{}\" cannot be read (truncated meanwhile, or a fault of the disk)",
-                                          folder->file_of(tensor->name), tensor->name));
+      throw std::system_error(
+          EIO, std::generic_category(),
+          fmt::format("{}: tensor \"{}\" cannot be read (truncated meanwhile, or a fault of the disk)",
+                      folder->file_of(tensor->name), tensor->name));
     }
   }
-  throw std::system_error(EIO, std::generic_category(), "an input cannot be read (truncated meanwhile, or a fault of the disk)");
+  throw std::system_error(EIO, std::generic_category(),
+                          "an input cannot be read (truncated meanwhile, or a fault of the disk)");
 }
 
 }  // namespace mergex::merging

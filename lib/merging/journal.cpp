@@ -26,10 +26,13 @@ std::vector<io::Json> Journal::read(const std::filesystem::path& path, const std
   std::vector<io::Json> groups;
   for (std::size_t begin = 0, line = 1; begin < text.size(); ++line) {
     const auto end = text.find('\n', begin);
-    auto value = io::parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line));
+    auto value =
+        io::parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line));
     if (line == 1 && value != io::Json{{"plan", plan}}) {
-      fail("{}: belongs to another merge (recipe, inputs or program differ); start again by --overwrite, or choose another --out",
-           path.string());
+      fail(
+          "{}: belongs to another merge (recipe, inputs or program differ); start again by --overwrite, or choose "
+          "another --out",
+          path.string());
     }
     if (line > 1) groups.push_back(std::move(value));
     begin = end + 1;

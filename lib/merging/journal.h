@@ -24,7 +24,8 @@ class Journal {
   /// @throws UserError for a journal of another plan and for a damaged one
   static std::vector<io::Json> read(const std::filesystem::path& path, const std::string& plan);
 
-  /// Appends behind the lines that `read` accepts, and makes the names of all files beside it durable. Works in a thread of its own, so that syncing does not hold up the merge.
+  /// Appends behind the lines that `read` accepts, and makes the names of all files beside it durable. Works in a
+  /// thread of its own, so that syncing does not hold up the merge.
   Journal(const std::filesystem::path& path, const std::string& plan);
   /// Waits for what was added.
   ~Journal();

@@ -21,7 +21,8 @@ constexpr std::uint64_t kTailBytes = 64 << 10;  // holds the directory of a zip 
 std::pair<std::uint64_t, std::int64_t> size_and_date(const fs::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) fail("{}: no such file any more", path.string());
-  return {static_cast<std::uint64_t>(info.st_size), info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
+  return {static_cast<std::uint64_t>(info.st_size),
+          info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
 }
 
 std::string header_digest(const fs::path& path, std::uint64_t num_bytes) {
@@ -46,7 +47,10 @@ std::string header_digest(const fs::path& path, std::uint64_t num_bytes) {
 
 InputFiles::File InputFiles::look_at(const fs::path& path) {
   const auto [num_bytes, modified_ns] = size_and_date(path);
-  return {.path = path, .num_bytes = num_bytes, .modified_ns = modified_ns, .header_sha256 = header_digest(path, num_bytes)};
+  return {.path = path,
+          .num_bytes = num_bytes,
+          .modified_ns = modified_ns,
+          .header_sha256 = header_digest(path, num_bytes)};
 }
 
 InputFiles::InputFiles(const MergePlan& plan) {
@@ -82,20 +86,22 @@ Json InputFiles::identity() const {
 Json InputFiles::files_of_model(std::size_t model) const {
   Json all = Json::array();
   for (const auto& file : of_models_[model]) {
-    all.push_back({{"file", file.path.filename().string()}, {"bytes", file.num_bytes}, {"header_sha256", file.header_sha256}});
+    all.push_back(
+        {{"file", file.path.filename().string()}, {"bytes", file.num_bytes}, {"header_sha256", file.header_sha256}});
   }
   return all;
 }
 
-Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs, const InputDigests& digests,
-                   const std::vector<OutputFile>& files) {
+Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs,
+                   const InputDigests& digests, const std::vector<OutputFile>& files) {
   // Tensors are pushed at the end: ordered objects look keys up one by one.
   Json input_models = Json::array();
   for (std::size_t i = 0; i < plan.models.size(); ++i) {
     const auto& model = plan.models[i];
     Json::object_t tensors;
     for (const auto* view : model.folder->tensors()) {
-      if (const auto digest = digests.find(view); digest != digests.end()) tensors.push_back({view->name, digest->second});
+      if (const auto digest = digests.find(view); digest != digests.end())
+        tensors.push_back({view->name, digest->second});
     }
     input_models.push_back({{"model", model.name},
                             {"folder", model.folder->path().string()},

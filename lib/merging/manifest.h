@@ -33,7 +33,8 @@ class InputFiles {
     std::filesystem::path path;
     std::uint64_t num_bytes = 0;
     std::int64_t modified_ns = 0;
-    std::string header_sha256;  ///< of weights: what stands before (.bin: behind) the values; otherwise of the whole file
+    std::string
+        header_sha256;  ///< of weights: what stands before (.bin: behind) the values; otherwise of the whole file
   };
   static File look_at(const std::filesystem::path& path);
 
@@ -53,7 +54,7 @@ struct OutputFile {
 };
 
 /// Which program made what from what: names, sizes and digests of everything, and the recipe.
-io::Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs, const InputDigests& digests,
-                       const std::vector<OutputFile>& files);
+io::Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs,
+                       const InputDigests& digests, const std::vector<OutputFile>& files);
 
 }  // namespace mergex::merging

@@ -104,11 +104,13 @@ std::string MergeReport::text() const {
   totals["inputs"] = Json::array();
   for (std::size_t i = 0; i < plan_.models.size(); ++i) {
     if (distances_[i] > 0.0) {
-      totals["inputs"].push_back({{"model", plan_.models[i].name}, {has_base ? kTaskVector : kDistance, rounded(std::sqrt(distances_[i]))}});
+      totals["inputs"].push_back(
+          {{"model", plan_.models[i].name}, {has_base ? kTaskVector : kDistance, rounded(std::sqrt(distances_[i]))}});
     }
   }
   return fmt::format("{{\n\"totals\": {},\n\"warnings\": {},\n\"tensors\": [\n{}\n]\n}}\n", totals.dump(),
-                     Json(plan_.warnings).dump(-1, ' ', false, Json::error_handler_t::replace), fmt::join(entries_, ",\n"));
+                     Json(plan_.warnings).dump(-1, ' ', false, Json::error_handler_t::replace),
+                     fmt::join(entries_, ",\n"));
 }
 
 }  // namespace mergex::merging

@@ -76,11 +76,14 @@ fs::path partial_folder(const fs::path& out) { return out.string() + ".partial";
 void check_output(const fs::path& given, bool resume, bool overwrite) {
   const auto out = resolved_output(given);
   std::error_code ignored;
-  if (fs::exists(out, ignored) && !fs::is_directory(out, ignored)) fail("{}: is a file, expected a folder; choose another --out", out.string());
+  if (fs::exists(out, ignored) && !fs::is_directory(out, ignored))
+    fail("{}: is a file, expected a folder; choose another --out", out.string());
   if (is_filled_folder(out)) {
-    if (!resume && !overwrite) fail("{}: is not empty; choose another --out, or replace what is there by --overwrite", out.string());
+    if (!resume && !overwrite)
+      fail("{}: is not empty; choose another --out, or replace what is there by --overwrite", out.string());
     if (overwrite && !looks_like_model(out)) {
-      fail("{}: is not empty and holds no model, so --overwrite does not replace it; choose another --out", out.string());
+      fail("{}: is not empty and holds no model, so --overwrite does not replace it; choose another --out",
+           out.string());
     }
   }
   if (const auto partial = partial_folder(out); !resume && !overwrite && is_worth_resuming(partial / kJournalFile)) {
@@ -88,14 +91,16 @@ void check_output(const fs::path& given, bool resume, bool overwrite) {
   }
 }
 
-OutputFolder::OutputFolder(const fs::path& out, bool keeps) : out_(resolved_output(out)), partial_(partial_folder(out_)) {
+OutputFolder::OutputFolder(const fs::path& out, bool keeps)
+    : out_(resolved_output(out)), partial_(partial_folder(out_)) {
   try {
     for (auto parent = out_.parent_path(); !parent.empty() && !fs::exists(parent); parent = parent.parent_path()) {
       first_created_ = parent;
     }
     fs::create_directories(partial_);
     lock_ = io::FileDescriptor(partial_, O_RDONLY | O_DIRECTORY);
-    if (::flock(lock_.fd(), LOCK_EX | LOCK_NB) != 0) fail("{}: another merge is writing to it; wait for it, or choose another --out", partial_.string());
+    if (::flock(lock_.fd(), LOCK_EX | LOCK_NB) != 0)
+      fail("{}: another merge is writing to it; wait for it, or choose another --out", partial_.string());
     if (!keeps) {
       fs::remove(partial_ / kJournalFile);
       for (const auto& entry : fs::directory_iterator(partial_)) fs::remove_all(entry.path());
@@ -130,7 +135,8 @@ void OutputFolder::publish() {
   fs::remove(partial_ / kJournalFile);
   sync_tree(partial_);
   const auto fail_to_rename = [&] {
-    throw std::system_error(errno, std::generic_category(), fmt::format("{}: cannot be renamed to {}", partial_.string(), out_.string()));
+    throw std::system_error(errno, std::generic_category(),
+                            fmt::format("{}: cannot be renamed to {}", partial_.string(), out_.string()));
   };
   if (!is_filled_folder(out_)) {
     if (::rename(partial_.c_str(), out_.c_str()) != 0) fail_to_rename();

@@ -68,10 +68,13 @@ std::set<std::string> files_below(const fs::path& folder) {
 }  // namespace
 
 std::string Verification::text() const {
-  if (is_intact()) return fmt::format("{} tensors ({}) in {} files are as they were written\n", num_tensors, bytes_text(num_bytes), num_files);
+  if (is_intact())
+    return fmt::format("{} tensors ({}) in {} files are as they were written\n", num_tensors, bytes_text(num_bytes),
+                       num_files);
   std::string lines;
   for (const auto& problem : problems) lines += problem + "\n";
-  return lines + fmt::format("{} of {} tensors and files differ from what was written\n", problems.size(), num_tensors + num_files);
+  return lines + fmt::format("{} of {} tensors and files differ from what was written\n", problems.size(),
+                             num_tensors + num_files);
 }
 
 Verification verify(const fs::path& folder, std::size_t num_threads) {
@@ -118,7 +121,8 @@ Verification verify(const fs::path& folder, std::size_t num_threads) {
         }
       }
       for (const auto& view : shards.back().tensors()) {
-        if (!listed.contains(view.name)) found.problems.push_back(fmt::format("{}: tensor {} is not of the merge", name, io::shown(Json(view.name))));
+        if (!listed.contains(view.name))
+          found.problems.push_back(fmt::format("{}: tensor {} is not of the merge", name, io::shown(Json(view.name))));
       }
     }
   }

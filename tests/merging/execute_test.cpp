@@ -58,7 +58,8 @@ void make_sparse_checkpoint(const fs::path& folder, const std::vector<std::int64
 
 MergePlan plan_of_sparse(const fs::path& folder, const Method& method) {
   MergePlan plan;
-  for (const auto* name : {"a", "b", "c"}) plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
+  for (const auto* name : {"a", "b", "c"})
+    plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
   for (const auto* view : plan.models[0].folder->tensors()) {
     PlannedTensor tensor{.name = view->name, .dtype = view->dtype, .shape = view->shape, .method = &method};
     tensor.context = {.name = view->name, .shape = view->shape};
@@ -76,7 +77,9 @@ MergePlan plan_of_sparse(const fs::path& folder, const Method& method) {
 std::uint64_t peak_of(const MergePlan& plan, ExecuteOptions options) {
   const auto before = status_bytes("RssAnon");
   std::uint64_t peak = 0;
-  options.progress = [&](std::uint64_t, std::uint64_t, std::string_view) { peak = std::max(peak, status_bytes("RssAnon")); };
+  options.progress = [&](std::uint64_t, std::uint64_t, std::string_view) {
+    peak = std::max(peak, status_bytes("RssAnon"));
+  };
   execute(plan, options);
   REQUIRE(peak > 0);
   return peak - std::min(peak, before);
@@ -84,7 +87,8 @@ std::uint64_t peak_of(const MergePlan& plan, ExecuteOptions options) {
 
 }  // namespace
 
-TEST_CASE("a merge computes what its methods say, whatever the number of threads, shards and memory", "[merging][law]") {
+TEST_CASE("a merge computes what its methods say, whatever the number of threads, shards and memory",
+          "[merging][law]") {
   const test::TemporaryFolder folder;
   std::map<std::string, std::string> first;
   for (const std::size_t input_shards : {1u, 3u}) {
@@ -110,9 +114,13 @@ TEST_CASE("a merge computes what its methods say, whatever the number of threads
           const auto ours = test::values_of(*view), wanted = test::expected_values(plan, tensor);
           REQUIRE(ours.size() == wanted.size());
           // Half a unit of the last place of the type, of values up to 8; a few roundings of float before it.
-          const double ulp = tensor.dtype == DType::kBF16 ? 0x1p-8 : tensor.dtype == DType::kF16 ? 0x1p-11 : tensor.dtype == DType::kF64 ? 0x1p-52 : 0x1p-22;
+          const double ulp = tensor.dtype == DType::kBF16  ? 0x1p-8
+                             : tensor.dtype == DType::kF16 ? 0x1p-11
+                             : tensor.dtype == DType::kF64 ? 0x1p-52
+                                                           : 0x1p-22;
           double error = 0.0;
-          for (std::size_t i = 0; i < ours.size(); ++i) error = std::max(error, std::abs(ours[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
+          for (std::size_t i = 0; i < ours.size(); ++i)
+            error = std::max(error, std::abs(ours[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
           CHECK(error <= (tensor.method == nullptr ? 0.0 : 1.01 * ulp));
         }
       }
@@ -127,13 +135,15 @@ TEST_CASE("a merge computes what its methods say, whatever the number of threads
 
 TEST_CASE("shards are filled in order, wide types first, and hold what the plan says", "[merging][law]") {
   std::vector<PlannedTensor> tensors;
-  const auto add = [&](const char* name, DType dtype, std::int64_t count) { tensors.push_back({.name = name, .dtype = dtype, .shape = {count}}); };
-  add("a", DType::kBF16, 3);   // 6 bytes
-  add("b", DType::kF32, 2);    // 8
-  add("c", DType::kU8, 1);     // 1
+  const auto add = [&](const char* name, DType dtype, std::int64_t count) {
+    tensors.push_back({.name = name, .dtype = dtype, .shape = {count}});
+  };
+  add("a", DType::kBF16, 3);  // 6 bytes
+  add("b", DType::kF32, 2);   // 8
+  add("c", DType::kU8, 1);    // 1
   add("huge", DType::kU8, 50);
-  add("d", DType::kF64, 1);    // 8
-  add("e", DType::kF16, 4);    // 8
+  add("d", DType::kF64, 1);  // 8
+  add("e", DType::kF16, 4);  // 8
 
   const auto layout = plan_shards(tensors, 16);
   REQUIRE(layout.shards.size() == 3);
@@ -150,7 +160,8 @@ TEST_CASE("shards are filled in order, wide types first, and hold what the plan 
   REQUIRE(whole.shards.size() == 1);
   CHECK(whole.shards[0].file == "model.safetensors");
   CHECK(whole.index(tensors).empty());
-  for (std::size_t i = 0; i < tensors.size(); ++i) CHECK(whole.places[i].offset % io::dtype_size(tensors[i].dtype) == 0);
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    CHECK(whole.places[i].offset % io::dtype_size(tensors[i].dtype) == 0);
 }
 
 TEST_CASE("sharding changes no tensor, and the sizes add up", "[merging][law]") {
@@ -177,7 +188,8 @@ TEST_CASE("sharding changes no tensor, and the sizes add up", "[merging][law]") 
 }
 
 TEST_CASE("units hold whole tiles and whole rows, and are few where sums are large", "[merging][law]") {
-  for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{}, {1}, {0, 3}, {3, 0}, {1'000'003}, {4097, 5}, {3, 20'000}, {2, 300'000}, {70'001, 64}}) {
+  for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{
+           {}, {1}, {0, 3}, {3, 0}, {1'000'003}, {4097, 5}, {3, 20'000}, {2, 300'000}, {70'001, 64}}) {
     for (const bool whole_rows : {false, true}) {
       for (const std::size_t num_sums : {0u, 1u, 100'000u}) {
         const TensorContext context{.name = "t", .shape = shape};
@@ -196,12 +208,14 @@ TEST_CASE("units hold whole tiles and whole rows, and are few where sums are lar
 TEST_CASE("results that are not finite are counted", "[merging]") {
   const test::TemporaryFolder folder;
   for (const auto* name : {"a", "b", "c"}) {
-    test::make_checkpoint(folder / name, Json::object(), {{"tensor.0", {1000}, DType::kF32, 5, 1e5}, {"tensor.1", {10}, DType::kF32, 5}});
+    test::make_checkpoint(folder / name, Json::object(),
+                          {{"tensor.0", {1000}, DType::kF32, 5, 1e5}, {"tensor.1", {10}, DType::kF32, 5}});
   }
   auto plan = plan_of_sparse(folder.path(), test::kMean);
   for (auto& tensor : plan.tensors) tensor.dtype = DType::kF16;
   execute(plan, {.out = folder / "out"});
-  const auto large = std::ranges::count_if(test::made_values({"tensor.0", {1000}, DType::kF32, 5, 1e5}), [](float x) { return std::abs(x) >= 65'520.0f; });
+  const auto large = std::ranges::count_if(test::made_values({"tensor.0", {1000}, DType::kF32, 5, 1e5}),
+                                           [](float x) { return std::abs(x) >= 65'520.0f; });
   REQUIRE(large > 10);
   const auto report = io::read_json(folder / "out/merge_report.json");
   CHECK(report["tensors"][0]["not_finite"] == large);
@@ -214,14 +228,18 @@ TEST_CASE("the report holds norms, cosines and conflicts of signs", "[merging]")
   const auto write = [&](const char* name, std::vector<float> values) {
     fs::create_directories(folder / name);
     io::write_file(folder / name / "config.json", "{}\n");
-    const io::TensorView view{.name = "w", .dtype = DType::kF32, .shape = {static_cast<std::int64_t>(values.size())}, .bytes = std::as_bytes(std::span(values))};
+    const io::TensorView view{.name = "w",
+                              .dtype = DType::kF32,
+                              .shape = {static_cast<std::int64_t>(values.size())},
+                              .bytes = std::as_bytes(std::span(values))};
     io::write_safetensors(folder / name / "model.safetensors", std::array{view});
   };
   write("base", {1, 1, 1, 1});
   write("a", {4, 1, 5, 1});   // task vector (3, 0, 4, 0): norm 5
   write("b", {0, 3, 0, -1});  // (-1, 2, -1, -2): norm sqrt(10); conflicts at 0 and 2
   MergePlan plan;
-  for (const auto* name : {"base", "a", "b"}) plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
+  for (const auto* name : {"base", "a", "b"})
+    plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
   PlannedTensor tensor{.name = "w", .dtype = DType::kF32, .shape = {4}, .method = &test::kMean, .note = "as it is"};
   tensor.context = {.name = "w", .shape = {4}, .has_base = true};
   for (std::size_t model = 0; model < 3; ++model) {
@@ -244,8 +262,10 @@ TEST_CASE("the report holds norms, cosines and conflicts of signs", "[merging]")
   CHECK(entry["sign_conflicts"] == 0.5);
   // The result is (5, 5, 6, 1) / 3.
   CHECK(entry["base"]["cosine"].get<double>() == Approx(17.0 / (2.0 * std::sqrt(87.0))).epsilon(1e-6));
-  CHECK(entry["inputs"][0]["cosine"].get<double>() == Approx((20.0 + 5 + 30 + 1) / (std::sqrt(43.0) * std::sqrt(87.0))).epsilon(1e-6));
-  CHECK(entry["inputs"][1]["cosine"].get<double>() == Approx((15.0 - 1) / (std::sqrt(10.0) * std::sqrt(87.0))).epsilon(1e-6));
+  CHECK(entry["inputs"][0]["cosine"].get<double>() ==
+        Approx((20.0 + 5 + 30 + 1) / (std::sqrt(43.0) * std::sqrt(87.0))).epsilon(1e-6));
+  CHECK(entry["inputs"][1]["cosine"].get<double>() ==
+        Approx((15.0 - 1) / (std::sqrt(10.0) * std::sqrt(87.0))).epsilon(1e-6));
   CHECK(entry["findings"]["is_mean"] == true);
   CHECK(entry["note"] == "as it is");
   CHECK(report["totals"]["inputs"][0]["task_vector_norm"].get<double>() == Approx(5.0).epsilon(1e-6));
@@ -279,7 +299,8 @@ TEST_CASE("where a result may be written", "[merging]") {
   }
   SECTION("a folder with something in it is left alone") {
     test::write_text(out / "notes.txt", "mine");
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out}); }), Contains("is not empty") && Contains("--overwrite"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out}); }),
+               Contains("is not empty") && Contains("--overwrite"));
     CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .overwrite = true}); }), Contains("holds no model"));
     CHECK(io::read_file(out / "notes.txt") == "mine");
     CHECK(!fs::exists(partial_folder(out)));
@@ -293,9 +314,11 @@ TEST_CASE("where a result may be written", "[merging]") {
     CHECK(!fs::exists(partial_folder(out)));
   }
   SECTION("inputs are not overwritten") {
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = folder / "a", .overwrite = true}); }), Contains("input of this merge"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = folder / "a", .overwrite = true}); }),
+               Contains("input of this merge"));
     test::write_text(folder / "config.json", "{}");
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = folder.path(), .overwrite = true}); }), Contains("input of this merge"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = folder.path(), .overwrite = true}); }),
+               Contains("input of this merge"));
     CHECK(fs::exists(folder / "a/model.safetensors"));
   }
   SECTION("a file is in the way") {
@@ -324,7 +347,8 @@ TEST_CASE("errors leave no folder", "[merging]") {
   const auto out = folder / "new/out";
 
   SECTION("too little memory for one tensor") {
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .memory_bytes = 1 << 20}); }), Contains("--memory allows 1.05 MB"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .memory_bytes = 1 << 20}); }),
+               Contains("--memory allows 1.05 MB"));
   }
   SECTION("a full disk is found before the work") {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -334,7 +358,8 @@ TEST_CASE("errors leave no folder", "[merging]") {
     limit.rlim_cur = 1 << 20;
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
     bool has_begun = false;
-    CHECK_THROWS_AS(execute(plan, {.out = out, .progress = [&](auto, auto, auto) { has_begun = true; }}), std::system_error);
+    CHECK_THROWS_AS(execute(plan, {.out = out, .progress = [&](auto, auto, auto) { has_begun = true; }}),
+                    std::system_error);
     ::setrlimit(RLIMIT_FSIZE, &old);
     ::signal(SIGXFSZ, SIG_DFL);
     CHECK(!has_begun);
@@ -342,11 +367,15 @@ TEST_CASE("errors leave no folder", "[merging]") {
   SECTION("an input that is cut while it is merged is an error, not a crash") {
     const auto file = folder / "b/model.safetensors";
     fs::resize_file(file, fs::file_size(file) / 2);
-    CHECK_THROWS_WITH(execute(plan, {.out = out}), Contains("b/model.safetensors: tensor") && Contains("cannot be read"));
+    CHECK_THROWS_WITH(execute(plan, {.out = out}),
+                      Contains("b/model.safetensors: tensor") && Contains("cannot be read"));
   }
   SECTION("an input that changes while it is merged") {
-    const auto change = [&](auto, auto, auto) { fs::last_write_time(folder / "b/model.safetensors", fs::file_time_type::clock::now()); };
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .progress = change}); }), Contains("b/model.safetensors: was changed"));
+    const auto change = [&](auto, auto, auto) {
+      fs::last_write_time(folder / "b/model.safetensors", fs::file_time_type::clock::now());
+    };
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .progress = change}); }),
+               Contains("b/model.safetensors: was changed"));
   }
   CHECK(is_missing(out));
   CHECK(!fs::exists(folder / "new"));

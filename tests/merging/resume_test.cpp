@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 using Catch::Contains;
 using test::SmallMerge;
 
-constexpr std::uint64_t kFewTensorsAtOnce = std::uint64_t{8} << 20;  // of memory: many groups, so many lines of the journal
+constexpr std::uint64_t kFewTensorsAtOnce = std::uint64_t{8}
+                                            << 20;  // of memory: many groups, so many lines of the journal
 
 /// Runs until the n-th report of progress, as if Ctrl-C had been hit then. @return whether it was interrupted
 bool run_interrupted(const MergePlan& plan, ExecuteOptions options, int reports) {
@@ -44,7 +45,9 @@ bool run_interrupted(const MergePlan& plan, ExecuteOptions options, int reports)
   return is_interrupted;
 }
 
-std::uint64_t first_offset(const MergePlan& plan) { return plan_shards(plan.tensors, ExecuteOptions().shard_bytes).places[0].offset; }
+std::uint64_t first_offset(const MergePlan& plan) {
+  return plan_shards(plan.tensors, ExecuteOptions().shard_bytes).places[0].offset;
+}
 
 std::size_t num_lines(const fs::path& path) {
   const auto text = io::read_file(path);
@@ -69,12 +72,13 @@ void kill_until_finished(std::uint64_t seed, int kills) {
     REQUIRE(child >= 0);
     if (child == 0) {
       try {
-        execute(plan, {.out = out,
-                       .shard_bytes = 500'000,
-                       .memory_bytes = kFewTensorsAtOnce,
-                       .threads = 2,
-                       .resume = true,
-                       .progress = [](auto, auto, auto) { ::usleep(5'000); }});  // so that a kill is likely to meet the work
+        execute(plan,
+                {.out = out,
+                 .shard_bytes = 500'000,
+                 .memory_bytes = kFewTensorsAtOnce,
+                 .threads = 2,
+                 .resume = true,
+                 .progress = [](auto, auto, auto) { ::usleep(5'000); }});  // so that a kill is likely to meet the work
         ::_exit(0);
       } catch (...) {
         ::_exit(1);
@@ -101,11 +105,13 @@ void kill_until_finished(std::uint64_t seed, int kills) {
     ++num_finished;
     longest_us = 200'000.0;
   }
-  if (!fs::exists(out)) execute(plan, {.out = out, .shard_bytes = 500'000, .memory_bytes = kFewTensorsAtOnce, .threads = 2, .resume = true});
+  if (!fs::exists(out))
+    execute(plan,
+            {.out = out, .shard_bytes = 500'000, .memory_bytes = kFewTensorsAtOnce, .threads = 2, .resume = true});
   CHECK(test::comparable_content(out) == whole);
   if (kills >= 100) CHECK(num_resumable > 10);
-  fmt::print("killed {} times at random moments, {} of them with work to resume, finished {} times: byte-identical\n", num_killed,
-             num_resumable, num_finished + 1);
+  fmt::print("killed {} times at random moments, {} of them with work to resume, finished {} times: byte-identical\n",
+             num_killed, num_resumable, num_finished + 1);
 }
 
 }  // namespace
@@ -129,14 +135,17 @@ TEST_CASE("an interrupted merge is continued to the same bytes", "[merging][law]
   REQUIRE(num_lines(journal) > 1);
 
   SECTION("without --resume it is not thrown away") {
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out}); }), Contains("unfinished merge") && Contains("--resume"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out}); }),
+               Contains("unfinished merge") && Contains("--resume"));
     CHECK(fs::exists(journal));
   }
   SECTION("a last line that was cut is ignored") {
     const auto text = io::read_file(journal);
     io::write_file(journal, text + text.substr(text.rfind('\n', text.size() - 2) + 1, 40));
   }
-  SECTION("with other numbers of threads and more memory") { execute(plan, {.out = out, .threads = 3, .resume = true}); }
+  SECTION("with other numbers of threads and more memory") {
+    execute(plan, {.out = out, .threads = 3, .resume = true});
+  }
   SECTION("by --overwrite it begins again") { execute(plan, {.out = out, .overwrite = true}); }
   SECTION("damaged data is not taken over") {
     std::fstream file(partial_folder(out) / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
@@ -154,7 +163,8 @@ TEST_CASE("an interrupted merge is continued to the same bytes", "[merging][law]
     auto other = merge.plan();
     other.resolved["seed"] = 8;
     CHECK_THAT(test::user_error([&] { execute(other, options); }), Contains("belongs to another merge"));
-    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .shard_bytes = 100'000, .resume = true}); }), Contains("belongs to another merge"));
+    CHECK_THAT(test::user_error([&] { execute(plan, {.out = out, .shard_bytes = 100'000, .resume = true}); }),
+               Contains("belongs to another merge"));
     CHECK(fs::exists(journal));
   }
   if (!fs::exists(out)) execute(plan, options);
@@ -176,8 +186,12 @@ TEST_CASE("a merge that is stopped before anything is done leaves nothing", "[me
   CHECK(!fs::exists(partial_folder(folder / "out")));
 }
 
-TEST_CASE("a merge that is killed again and again finishes with the same bytes", "[merging][law]") { kill_until_finished(1, 10); }
+TEST_CASE("a merge that is killed again and again finishes with the same bytes", "[merging][law]") {
+  kill_until_finished(1, 10);
+}
 
-TEST_CASE("a merge that is killed a hundred times finishes with the same bytes", "[merging][slow]") { kill_until_finished(2, 100); }
+TEST_CASE("a merge that is killed a hundred times finishes with the same bytes", "[merging][slow]") {
+  kill_until_finished(2, 100);
+}
 
 }  // namespace mergex::merging

@@ -32,12 +32,16 @@ void flip_bit(const fs::path& path, std::streamoff from_end) {
 }
 
 template <class T>
-void write_checkpoint(const fs::path& folder, DType dtype, const std::vector<std::pair<std::string, std::vector<T>>>& tensors) {
+void write_checkpoint(const fs::path& folder, DType dtype,
+                      const std::vector<std::pair<std::string, std::vector<T>>>& tensors) {
   fs::create_directories(folder);
   io::write_file(folder / "config.json", "{}\n");
   std::vector<io::TensorView> views;
   for (const auto& [name, values] : tensors) {
-    views.push_back({.name = name, .dtype = dtype, .shape = {static_cast<std::int64_t>(values.size())}, .bytes = std::as_bytes(std::span(values))});
+    views.push_back({.name = name,
+                     .dtype = dtype,
+                     .shape = {static_cast<std::int64_t>(values.size())},
+                     .bytes = std::as_bytes(std::span(values))});
   }
   io::write_safetensors(folder / "model.safetensors", views);
 }
@@ -46,12 +50,10 @@ void write_checkpoint(const fs::path& folder, DType dtype, const std::vector<std
 
 TEST_CASE("digests of tensors are XXH3-128 of the digests of blocks", "[merging][golden]") {
   // python-xxhash 4.1.0 (xxHash 0.8.4): xxh3_128 of the concatenated xxh3_128 of pieces of 1 MiB.
-  const std::pair<std::size_t, std::string> cases[] = {{0, "99aa06d3014798d86001c324468d497f"},
-                                                       {1, "de68429b8afe28ce97cda390d38d6d2b"},
-                                                       {1000, "cd2f294d4b8ea00f6d6fa925d812c333"},
-                                                       {1048576, "ed44dd605f8310612c6b48381c139ed9"},
-                                                       {1048577, "021afc0dba865a91f52617c21e52b27b"},
-                                                       {3145733, "8e95a03cdc87285ada0e28c23567c541"}};
+  const std::pair<std::size_t, std::string> cases[] = {
+      {0, "99aa06d3014798d86001c324468d497f"},       {1, "de68429b8afe28ce97cda390d38d6d2b"},
+      {1000, "cd2f294d4b8ea00f6d6fa925d812c333"},    {1048576, "ed44dd605f8310612c6b48381c139ed9"},
+      {1048577, "021afc0dba865a91f52617c21e52b27b"}, {3145733, "8e95a03cdc87285ada0e28c23567c541"}};
   for (const auto& [size, expected] : cases) {
     std::vector<std::byte> bytes(size);
     for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 31 % 251);
@@ -104,10 +106,12 @@ TEST_CASE("a merged folder is checked against its manifest", "[merging]") {
     CHECK_THAT(test::user_error([&] { verify(out, 1); }), Contains("holds no manifest.json"));
   }
   SECTION("a manifest that leads out of the folder, or is none") {
-    test::write_text(out / "manifest.json", R"({"outputs": [{"file": "../a/config.json", "bytes": 3, "sha256": "0"}]})");
+    test::write_text(out / "manifest.json",
+                     R"({"outputs": [{"file": "../a/config.json", "bytes": 3, "sha256": "0"}]})");
     CHECK_THAT(test::user_error([&] { verify(out, 1); }), Contains("expected a file of this folder"));
     for (const auto* text : {"[]", "{}", R"({"outputs": 3})", R"({"outputs": [3]})", R"({"outputs": [{"file": "x"}]})",
-                             R"({"outputs": [{"file": "x", "bytes": 1, "tensors": [1]}]})", R"({"outputs": [{"file": "x", "bytes": 1, "tensors": {"t": 1}}]})"}) {
+                             R"({"outputs": [{"file": "x", "bytes": 1, "tensors": [1]}]})",
+                             R"({"outputs": [{"file": "x", "bytes": 1, "tensors": {"t": 1}}]})"}) {
       test::write_text(out / "manifest.json", text);
       CHECK_THAT(test::user_error([&] { verify(out, 1); }), Contains("no manifest of a merge"));
     }
@@ -138,8 +142,16 @@ TEST_CASE("the manifest names inputs, outputs and the recipe", "[merging]") {
 TEST_CASE("differences of two checkpoints", "[merging]") {
   const test::TemporaryFolder folder;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  write_checkpoint<float>(folder / "a", DType::kF32, {{"same", {1, nan}}, {"little", {3, 4, 0}}, {"much", {1, 0}}, {"shape", {1}}, {"mine", {1}}, {"zero", {0}}});
-  write_checkpoint<float>(folder / "b", DType::kF32, {{"same", {1, nan}}, {"little", {3, 4, 0.5f}}, {"much", {0, 1}}, {"shape", {1, 2}}, {"yours", {1}}, {"zero", {-0.0f}}});
+  write_checkpoint<float>(
+      folder / "a", DType::kF32,
+      {{"same", {1, nan}}, {"little", {3, 4, 0}}, {"much", {1, 0}}, {"shape", {1}}, {"mine", {1}}, {"zero", {0}}});
+  write_checkpoint<float>(folder / "b", DType::kF32,
+                          {{"same", {1, nan}},
+                           {"little", {3, 4, 0.5f}},
+                           {"much", {0, 1}},
+                           {"shape", {1, 2}},
+                           {"yours", {1}},
+                           {"zero", {-0.0f}}});
   const io::CheckpointFolder a(folder / "a"), b(folder / "b");
   for (const std::size_t threads : {1u, 3u}) {
     const auto found = diff(a, b, threads);
@@ -158,7 +170,8 @@ TEST_CASE("differences of two checkpoints", "[merging]") {
     CHECK(*found.differing[2].max_abs == Approx(0.5));
     CHECK(*found.differing[2].cosine == Approx(5.0 / std::sqrt(25.25)));
     CHECK(found.differing[2].num_differing == 1);
-    CHECK_THAT(found.text(), Contains("only in the first: mine") && Contains("shape: [1] -> [2]") && Contains("2 tensors equal, 3 differ"));
+    CHECK_THAT(found.text(), Contains("only in the first: mine") && Contains("shape: [1] -> [2]") &&
+                                 Contains("2 tensors equal, 3 differ"));
     CHECK(found.json()["differing"][2]["max_abs"] == 0.5);
   }
   CHECK(diff(a, a, 2).is_equal());

@@ -9,8 +9,8 @@
 namespace mergex::test {
 namespace fs = std::filesystem;
 using io::DType;
-using merging::Method;
 using merging::MergePlan;
+using merging::Method;
 using merging::PlannedTensor;
 using merging::TensorContext;
 using merging::TensorMerge;
@@ -39,7 +39,9 @@ class Centered final : public TensorMerge<T> {
   explicit Centered(const TensorContext& context) : num_elements_(context.num_elements()) {}
 
   // As many counts as a histogram has, so that what a group may keep is reached with small tensors.
-  typename TensorMerge<T>::Needs needs() const override { return {.passes = 3, .sums = 1, .counts = 65'536, .state = 1, .scratch = 1}; }
+  typename TensorMerge<T>::Needs needs() const override {
+    return {.passes = 3, .sums = 1, .counts = 65'536, .state = 1, .scratch = 1};
+  }
   bool wants(int pass) const override { return pass != 1; }
   void gather(int pass, const Tile<T>& tile, const Workspace<T>& workspace) const override {
     if (pass == 1) throw std::logic_error("nobody wants this pass");
@@ -57,7 +59,8 @@ class Centered final : public TensorMerge<T> {
     if (pass == 2) positive_ = static_cast<double>(totals.counts[65'535]) / count;
   }
   void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
-    for (std::int64_t i = 0; i < tile.count; ++i) out[i] = tile.inputs[0][i] - static_cast<T>(mean_) + static_cast<T>(positive_);
+    for (std::int64_t i = 0; i < tile.count; ++i)
+      out[i] = tile.inputs[0][i] - static_cast<T>(mean_) + static_cast<T>(positive_);
   }
   void report(io::Json& entry) const override { entry["positive"] = positive_; }
 
@@ -77,7 +80,8 @@ class RowScaled final : public TensorMerge<T> {
     for (std::int64_t begin = 0; begin < tile.count; begin += row_) {
       double sum = 0.0;
       for (std::int64_t i = begin; i < begin + row_; ++i) sum += std::abs(static_cast<double>(tile.inputs[0][i]));
-      for (std::int64_t i = begin; i < begin + row_; ++i) out[i] = tile.inputs[0][i] / static_cast<T>(sum / static_cast<double>(row_));
+      for (std::int64_t i = begin; i < begin + row_; ++i)
+        out[i] = tile.inputs[0][i] / static_cast<T>(sum / static_cast<double>(row_));
     }
   }
 
@@ -97,7 +101,8 @@ class Global final : public TensorMerge<T> {
 
   typename TensorMerge<T>::Needs needs() const override { return {.passes = 1, .sums = 1}; }
   void gather(int, const Tile<T>& tile, const Workspace<T>& workspace) const override {
-    for (std::int64_t i = 0; i < tile.count; ++i) workspace.sums[0] += static_cast<double>(tile.inputs[0][i]) * static_cast<double>(tile.inputs[0][i]);
+    for (std::int64_t i = 0; i < tile.count; ++i)
+      workspace.sums[0] += static_cast<double>(tile.inputs[0][i]) * static_cast<double>(tile.inputs[0][i]);
   }
   void finish(int, const Totals& totals) override { model_.square += totals.sums[0]; }
   void merge(const Tile<T>& tile, const Workspace<T>&, T* out) const override {
@@ -121,7 +126,11 @@ std::unique_ptr<TensorMerge<T>> make(const TensorContext& context, merging::Mode
 
 template <template <class> class Merge>
 constexpr Method method(std::string_view name) {
-  return {.name = name, .summary = "for tests", .paper = "none", .make_float = make<Merge, float>, .make_double = make<Merge, double>};
+  return {.name = name,
+          .summary = "for tests",
+          .paper = "none",
+          .make_float = make<Merge, float>,
+          .make_double = make<Merge, double>};
 }
 
 std::vector<MadeTensor> tensors_of(const SmallMerge& merge, std::uint64_t seed) {
@@ -133,7 +142,8 @@ std::vector<MadeTensor> tensors_of(const SmallMerge& merge, std::uint64_t seed) 
                                   {"wide.f64", {33, 7}, DType::kF64, seed},
                                   {"empty.f32", {0, 4}, DType::kF32, seed},
                                   {"copied.bf16", {999}, DType::kBF16, seed}};
-  for (int i = 0; i < merge.num_small; ++i) tensors.push_back({"small." + std::to_string(i), {3, 5 + i}, i % 2 == 0 ? DType::kF32 : DType::kBF16, seed});
+  for (int i = 0; i < merge.num_small; ++i)
+    tensors.push_back({"small." + std::to_string(i), {3, 5 + i}, i % 2 == 0 ? DType::kF32 : DType::kBF16, seed});
   return tensors;
 }
 
@@ -144,7 +154,9 @@ constinit const Method kCentered = method<Centered>("centered");
 constinit const Method kRowScaled = method<RowScaled>("row_scaled");
 constinit const Method kGlobal = [] {
   auto global = method<Global>("global");
-  global.model_state = [](const TensorContext&) -> std::shared_ptr<merging::ModelState> { return std::make_shared<ModelNorm>(); };
+  global.model_state = [](const TensorContext&) -> std::shared_ptr<merging::ModelState> {
+    return std::make_shared<ModelNorm>();
+  };
   return global;
 }();
 
@@ -157,14 +169,16 @@ void SmallMerge::make_inputs() const {
 
 MergePlan SmallMerge::plan() const {
   MergePlan plan;
-  for (const auto* name : {"base", "a", "b"}) plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
+  for (const auto* name : {"base", "a", "b"})
+    plan.models.push_back({.name = name, .folder = std::make_shared<const io::CheckpointFolder>(folder / name)});
   plan.donor = folder / "base";
   plan.written_files.emplace_back("config.json", "{\"model_type\": \"made_up\"}\n");
   plan.written_files.emplace_back("1_Pooling/config.json", "{}\n");
   plan.resolved = io::Json{{"name", "small"}, {"seed", 7}};
   int number = 0;
   for (const auto& made : tensors_of(*this, 1)) {
-    PlannedTensor tensor{.name = made.name, .dtype = made.dtype, .shape = made.shape, .wide = made.dtype == DType::kF64};
+    PlannedTensor tensor{
+        .name = made.name, .dtype = made.dtype, .shape = made.shape, .wide = made.dtype == DType::kF64};
     const auto origin = [&](std::size_t model) -> PlannedTensor::Origin {
       const auto* view = plan.models[model].folder->find(made.name);
       plan.sources.push_back(std::make_unique<merging::StoredTensor>(*view));
@@ -189,7 +203,9 @@ MergePlan SmallMerge::plan() const {
 }
 
 std::vector<double> expected_values(const MergePlan& plan, const PlannedTensor& tensor) {
-  const auto values = [&](std::size_t model, const std::string& name) { return values_of(*plan.models[model].folder->find(name)); };
+  const auto values = [&](std::size_t model, const std::string& name) {
+    return values_of(*plan.models[model].folder->find(name));
+  };
   auto a = values(1, tensor.name);
   if (tensor.method == nullptr) return a;
   if (tensor.method == &kMean) {
@@ -197,7 +213,8 @@ std::vector<double> expected_values(const MergePlan& plan, const PlannedTensor& 
     for (std::size_t i = 0; i < a.size(); ++i) a[i] = (base[i] + a[i] + b[i]) / 3.0;
   } else if (tensor.method == &kCentered) {
     const double mean = std::accumulate(a.begin(), a.end(), 0.0) / static_cast<double>(a.size());
-    const double positive = static_cast<double>(std::ranges::count_if(a, [](double x) { return x > 0.0; })) / static_cast<double>(a.size());
+    const double positive =
+        static_cast<double>(std::ranges::count_if(a, [](double x) { return x > 0.0; })) / static_cast<double>(a.size());
     for (auto& x : a) x += positive - mean;
   } else if (tensor.method == &kRowScaled) {
     const auto row = static_cast<std::size_t>(tensor.context.row_length());

@@ -11,10 +11,10 @@
 namespace mergex::test {
 
 /// Methods that exist for tests alone, each with another way through the passes.
-extern const merging::Method kMean;      ///< (base + inputs) / count; no pass
-extern const merging::Method kCentered;  ///< first input - its mean + share of positive values; sums, then counts
-extern const merging::Method kRowScaled; ///< first input / mean magnitude of its row; whole rows
-extern const merging::Method kGlobal;    ///< first input / root of the sum of squares over all tensors of the model
+extern const merging::Method kMean;       ///< (base + inputs) / count; no pass
+extern const merging::Method kCentered;   ///< first input - its mean + share of positive values; sums, then counts
+extern const merging::Method kRowScaled;  ///< first input / mean magnitude of its row; whole rows
+extern const merging::Method kGlobal;     ///< first input / root of the sum of squares over all tensors of the model
 
 /// What a small merge is made of: a base and two models with every kind of tensor: several units long, many small ones,
 /// 16, 32 and 64 bits, integers, a scalar, an empty one, and one that is copied.
