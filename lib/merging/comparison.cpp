@@ -3,73 +3,78 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "merging/span_kernels.h"
 
 namespace mergex::merging {
 namespace {
 
-template <class T>
-using Block = std::array<T, kBlock>;
-
-struct Products {
-  Comparison::Input input;
-  double result_square = 0.0;
-};
+/// Sums of the products of one input, by lane.
+using Lanes = std::array<double, 4 * kLanes>;
 
 template <class T>
-Products compare(std::int64_t count, const T* x, const T* reference, const T* result, Bits<T>* signs) {
-  T lanes[4 * kLanes] = {};
-  span_kernels<T>().compare(count, x, reference, result, signs, lanes);
-  double sums[4] = {};
-  for (int i = 0; i < 4 * kLanes; ++i) sums[i / kLanes] += static_cast<double>(lanes[i]);
+void add_products(std::int64_t count, const T* x, const T* reference, const T* result, Bits<T>* signs, Lanes& lanes) {
+  const auto before = lanes;
+  span_kernels<T>().compare(count, x, reference, result, signs, lanes.data());
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (!std::ranges::all_of(sums,
-                             [](double sum) { return std::isfinite(sum); })) {  // squares that only double can hold
-      Block<double> wide_x, wide_reference, wide_result;
-      std::copy_n(x, count, wide_x.begin());
-      std::copy_n(reference, count, wide_reference.begin());
-      std::copy_n(result, count, wide_result.begin());
-      Block<Bits<double>> ignored{};
-      return compare(count, wide_x.data(), wide_reference.data(), wide_result.data(), ignored.data());
-    }
+    if (std::ranges::all_of(lanes, [](double lane) { return std::isfinite(lane); })) return;
+    lanes = before;  // squares that only double can hold
+    std::array<double, kBlock> wide_x, wide_reference, wide_result;
+    std::copy_n(x, count, wide_x.begin());
+    std::copy_n(reference, count, wide_reference.begin());
+    std::copy_n(result, count, wide_result.begin());
+    span_kernels<double>().compare(count, wide_x.data(), wide_reference.data(), wide_result.data(), nullptr,
+                                   lanes.data());
   }
-  return {.input = {.distance = sums[0], .dot = sums[1], .square = sums[2]}, .result_square = sums[3]};
 }
 
-void operator+=(Comparison::Input& a, const Comparison::Input& b) {
-  a.distance += b.distance;
-  a.dot += b.dot;
-  a.square += b.square;
+double sum_of(const Lanes& lanes, int product) {
+  const auto first = lanes.begin() + product * kLanes;
+  return std::accumulate(first, first + kLanes, 0.0);
+}
+
+void add_lanes(const Lanes& lanes, Comparison::Input& sums) {
+  sums.distance += sum_of(lanes, 0);
+  sums.dot += sum_of(lanes, 1);
+  sums.square += sum_of(lanes, 2);
 }
 
 }  // namespace
 
 template <class T>
 void Comparison::add(std::int64_t count, const T* base_values, std::span<const T* const> values, const T* result) {
-  Block<Bits<T>> signs, ignored{};
+  std::vector<Lanes> lanes(values.size());
+  Lanes base_lanes{};
+  const bool counts_conflicts = base_values != nullptr && values.size() > 1;
+  std::array<Bits<T>, kBlock> signs;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const auto n = std::min(kBlock, count - begin);
-    const T* result_block = result + begin;
-    signs.fill(0);
+    const T* reference = (base_values != nullptr ? base_values : result) + begin;
+    if (counts_conflicts) signs.fill(0);
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto products = compare(n, values[i] + begin, base_values != nullptr ? base_values + begin : result_block,
-                                    result_block, signs.data());
-      inputs[i] += products.input;
-      if (i == 0) result_square += products.result_square;
+      add_products(n, values[i] + begin, reference, result + begin, counts_conflicts ? signs.data() : nullptr,
+                   lanes[i]);
     }
-    if (base_values == nullptr) continue;
-    base += compare(n, base_values + begin, base_values + begin, result_block, ignored.data()).input;
-    if (values.size() > 1) num_conflicts += span_kernels<T>().count_conflicts(n, signs.data());
+    if (base_values != nullptr) add_products<T>(n, reference, reference, result + begin, nullptr, base_lanes);
+    if (counts_conflicts) num_conflicts += span_kernels<T>().count_conflicts(n, signs.data());
   }
+  for (std::size_t i = 0; i < values.size(); ++i) add_lanes(lanes[i], inputs[i]);
+  add_lanes(base_lanes, base);
+  if (!values.empty()) result_square += sum_of(lanes[0], 3);
 }
 
 template void Comparison::add(std::int64_t, const float*, std::span<const float* const>, const float*);
 template void Comparison::add(std::int64_t, const double*, std::span<const double* const>, const double*);
 
 Comparison& Comparison::operator+=(const Comparison& other) {
-  for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] += other.inputs[i];
-  base += other.base;
+  const auto add = [](Input& sums, const Input& more) {
+    sums.distance += more.distance;
+    sums.dot += more.dot;
+    sums.square += more.square;
+  };
+  for (std::size_t i = 0; i < inputs.size(); ++i) add(inputs[i], other.inputs[i]);
+  add(base, other.base);
   result_square += other.result_square;
   num_conflicts += other.num_conflicts;
   num_not_finite += other.num_not_finite;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <optional>
-#include <regex>
 #include <set>
+#include <string_view>
 #include <vector>
 
 namespace mergex::merging {
@@ -14,10 +14,15 @@ namespace {
 /// The model's name on the Hugging Face hub, as the hub's cache names folders (models--owner--name/snapshots/...).
 /// Other folders may hold anything, whatever they are called.
 std::optional<std::string> hub_name(const std::filesystem::path& folder) {
-  static const std::regex cached("models--([A-Za-z0-9][A-Za-z0-9._-]*?)--([A-Za-z0-9][A-Za-z0-9._-]*)");
+  constexpr std::string_view kPrefix = "models--", kSlash = "--";
+  constexpr std::string_view kAllowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   for (const auto& part : folder) {
-    const auto name = part.string();
-    if (std::smatch match; std::regex_match(name, match, cached)) return match[1].str() + "/" + match[2].str();
+    const auto text = part.string();
+    if (!text.starts_with(kPrefix) || text.find_first_not_of(kAllowed) != std::string::npos) continue;
+    const auto end = text.find(kSlash, kPrefix.size());
+    if (end == std::string::npos) continue;
+    const auto owner = text.substr(kPrefix.size(), end - kPrefix.size()), name = text.substr(end + kSlash.size());
+    if (!owner.empty() && !name.empty()) return owner + "/" + name;
   }
   return std::nullopt;
 }

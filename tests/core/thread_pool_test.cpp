@@ -1,7 +1,8 @@
 #include "core/thread_pool.h"
 
 #include <atomic>
-#include <set>
+#include <stdexcept>
+#include <thread>
 
 #include "core/interrupt.h"
 #include "support/catch.h"
@@ -15,7 +16,7 @@ TEST_CASE("a loop visits every index once, with threads of its own", "[core]") {
     for (const std::size_t count : {0u, 1u, 2u, 1000u}) {
       std::vector<std::atomic<int>> visits(count), active(num_threads);
       pool.parallel_for(count, [&](std::size_t index, std::size_t thread) {
-        REQUIRE(thread < num_threads);
+        if (thread >= num_threads) throw std::logic_error("no such thread");  // Catch2 checks from one thread only
         if (active[thread].fetch_add(1) != 0) throw std::logic_error("two at once with one number");
         ++visits[index];
         --active[thread];
@@ -56,16 +57,20 @@ TEST_CASE("the first exception ends a loop, and the pool goes on", "[core]") {
 }
 
 TEST_CASE("a stop is noticed between two indices", "[core]") {
-  ThreadPool pool(2);
-  std::atomic<int> begun{0};
-  const auto loop = [&] {
-    pool.parallel_for(100'000, [&](std::size_t, std::size_t) {
-      if (++begun == 10) stop_signal() = 2;
-    });
-  };
-  CHECK_THROWS_AS(loop(), Interrupted);
-  stop_signal() = 0;
-  CHECK(begun < 100);
+  for (const std::size_t num_threads : {1u, 2u, 3u}) {
+    ThreadPool pool(num_threads);
+    std::atomic<std::size_t> begun{0};
+    const auto loop = [&] {
+      pool.parallel_for(100'000, [&](std::size_t index, std::size_t) {
+        ++begun;
+        if (index == 10) stop_signal() = 2;
+        while (index > 10 && stop_signal() == 0) std::this_thread::yield();  // begun before the stop
+      });
+    };
+    CHECK_THROWS_AS(loop(), Interrupted);
+    stop_signal() = 0;
+    CHECK(begun <= 10 + num_threads);  // indices 0 to 10, and one in each other thread
+  }
 }
 
 }  // namespace mergex

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "io/atomic_file.h"
 #include "merging/driver.h"
+#include "merging/model_card.h"
 #include "merging/shards.h"
 #include "support/catch.h"
 #include "support/paths.h"
@@ -38,6 +39,12 @@ std::uint64_t status_bytes(const std::string& key) {
   }
   return 0;
 }
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kMeasuresMemory = false;  // a sanitizer's own memory is many times that of the program
+#else
+constexpr bool kMeasuresMemory = true;
+#endif
 
 /// A checkpoint of zeros that takes no room on the disk.
 void make_sparse_checkpoint(const fs::path& folder, const std::vector<std::int64_t>& sizes) {
@@ -271,6 +278,25 @@ TEST_CASE("the report holds norms, cosines and conflicts of signs", "[merging]")
   CHECK(report["totals"]["inputs"][0]["task_vector_norm"].get<double>() == Approx(5.0).epsilon(1e-6));
 }
 
+TEST_CASE("the model card names what the hub's cache says models are called, and nothing else", "[merging]") {
+  const test::TemporaryFolder folder;
+  const auto cached = folder / "models--some-lab--model-7b.v1" / "snapshots" / "0a1b";
+  for (const auto& path : {cached, folder / "plain", folder / "models--broken"}) {
+    test::make_checkpoint(path, Json::object(), {{"w", {3}, DType::kF32}});
+  }
+  MergePlan plan;
+  for (const auto& path : {cached, folder / "plain", folder / "models--broken"}) {
+    plan.models.push_back(
+        {.name = path.filename().string(), .folder = std::make_shared<const io::CheckpointFolder>(path)});
+  }
+  plan.resolved = Json{{"name", "mixed"}};
+  const auto card = model_card(plan);
+  CHECK_THAT(card,
+             Catch::StartsWith("---\ntags:\n- merge\n- mergex\nbase_model:\n- some-lab/model-7b.v1\n---\n\n# mixed\n"));
+  plan.models.erase(plan.models.begin());
+  CHECK_THAT(model_card(plan), Catch::StartsWith("---\ntags:\n- merge\n- mergex\n---\n\n# mixed\n"));
+}
+
 TEST_CASE("sums of the report do not overflow where values are large", "[merging]") {
   Comparison comparison(1);
   const std::vector<float> x{3e30f, 4e30f}, base{0.0f, 0.0f};
@@ -388,7 +414,7 @@ TEST_CASE("anonymous memory does not grow with the tensors", "[merging]") {
   const auto plan = plan_of_sparse(folder.path(), test::kCentered);
   constexpr std::uint64_t kMemory = 12 << 20;
   const auto peak = peak_of(plan, {.out = folder / "out", .memory_bytes = kMemory, .threads = 2});
-  CHECK(peak <= kMemory + (8u << 20));  // beside buffers: stacks of threads, digests, the report
+  if (kMeasuresMemory) CHECK(peak <= kMemory + (8u << 20));  // beside buffers: stacks of threads, digests, the report
 }
 
 TEST_CASE("three models of 6 GB are merged in little memory", "[merging][slow]") {
@@ -399,7 +425,7 @@ TEST_CASE("three models of 6 GB are merged in little memory", "[merging][slow]")
   constexpr std::uint64_t kMemory = 256 << 20;
   const auto peak = peak_of(plan, {.out = folder / "out", .memory_bytes = kMemory, .threads = 2});
   fmt::print("3 x 6 GB: {} MB of anonymous memory\n", peak / 1'000'000);
-  CHECK(peak <= kMemory + (32u << 20));
+  if (kMeasuresMemory) CHECK(peak <= kMemory + (32u << 20));
 }
 
 }  // namespace mergex::merging
