@@ -38,7 +38,7 @@ class ThreadPool {
 
   std::mutex mutex_;
   std::condition_variable loop_begins_, loop_ends_;
-  std::uint64_t loop_ = 0;     // number of the current loop, guarded by mutex_ like all up to the next blank line
+  std::uint64_t loop_ = 0;  // number of the current loop, guarded by mutex_ like all up to the next blank line
   std::size_t num_working_ = 0;
   bool stops_ = false;
   std::exception_ptr error_;

@@ -12,15 +12,20 @@ namespace {
 template <class T>
 using Block = std::array<T, kBlock>;
 
+struct Products {
+  Comparison::Input input;
+  double result_square = 0.0;
+};
+
 template <class T>
-Comparison::Input compare(std::int64_t count, const T* x, const T* reference, const T* result, Bits<T>* signs) {
-  T lanes[3 * kLanes] = {};
+Products compare(std::int64_t count, const T* x, const T* reference, const T* result, Bits<T>* signs) {
+  T lanes[4 * kLanes] = {};
   span_kernels<T>().compare(count, x, reference, result, signs, lanes);
-  double sums[3] = {};
-  for (int i = 0; i < 3 * kLanes; ++i) sums[i / kLanes] += static_cast<double>(lanes[i]);
-  const bool is_finite = std::isfinite(sums[0]) && std::isfinite(sums[1]) && std::isfinite(sums[2]);
+  double sums[4] = {};
+  for (int i = 0; i < 4 * kLanes; ++i) sums[i / kLanes] += static_cast<double>(lanes[i]);
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (!is_finite) {  // squares that only double can hold
+    if (!std::ranges::all_of(sums,
+                             [](double sum) { return std::isfinite(sum); })) {  // squares that only double can hold
       Block<double> wide_x, wide_reference, wide_result;
       std::copy_n(x, count, wide_x.begin());
       std::copy_n(reference, count, wide_reference.begin());
@@ -29,7 +34,7 @@ Comparison::Input compare(std::int64_t count, const T* x, const T* reference, co
       return compare(count, wide_x.data(), wide_reference.data(), wide_result.data(), ignored.data());
     }
   }
-  return {.distance = sums[0], .dot = sums[1], .square = sums[2]};
+  return {.input = {.distance = sums[0], .dot = sums[1], .square = sums[2]}, .result_square = sums[3]};
 }
 
 void operator+=(Comparison::Input& a, const Comparison::Input& b) {
@@ -45,16 +50,17 @@ void Comparison::add(std::int64_t count, const T* base_values, std::span<const T
   Block<Bits<T>> signs, ignored{};
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const auto n = std::min(kBlock, count - begin);
+    const T* result_block = result + begin;
     signs.fill(0);
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const T* reference = base_values != nullptr ? base_values : result;
-      inputs[i] += compare(n, values[i] + begin, reference + begin, result + begin, signs.data());
+      const auto products = compare(n, values[i] + begin, base_values != nullptr ? base_values + begin : result_block,
+                                    result_block, signs.data());
+      inputs[i] += products.input;
+      if (i == 0) result_square += products.result_square;
     }
-    if (base_values != nullptr) {
-      base += compare(n, base_values + begin, base_values + begin, result + begin, ignored.data());
-      if (values.size() > 1) num_conflicts += span_kernels<T>().count_conflicts(n, signs.data());
-    }
-    result_square += compare(n, result + begin, result + begin, result + begin, ignored.data()).square;
+    if (base_values == nullptr) continue;
+    base += compare(n, base_values + begin, base_values + begin, result_block, ignored.data()).input;
+    if (values.size() > 1) num_conflicts += span_kernels<T>().count_conflicts(n, signs.data());
   }
 }
 

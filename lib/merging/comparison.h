@@ -15,10 +15,10 @@ struct Comparison {
     double square = 0.0;    ///< input^2
   };
   std::vector<Input> inputs;
-  Input base = {};                   ///< where there is one
+  Input base = {};  ///< where there is one
   double result_square = 0.0;
-  std::int64_t num_conflicts = 0;    ///< elements where task vectors have both signs
-  std::int64_t num_not_finite = 0;   ///< results as written
+  std::int64_t num_conflicts = 0;   ///< elements where task vectors have both signs
+  std::int64_t num_not_finite = 0;  ///< results as written
 
   explicit Comparison(std::size_t num_inputs) : inputs(num_inputs) {}
 

@@ -19,8 +19,8 @@ namespace {
 using io::DType;
 using io::Json;
 
-constexpr std::int64_t kPiece = 8'192;     // values that are compared at once
-constexpr std::int64_t kUnit = 1 << 20;    // values whose sums are one thread's
+constexpr std::int64_t kPiece = 8'192;   // values that are compared at once
+constexpr std::int64_t kUnit = 1 << 20;  // values whose sums are one thread's
 
 template <class Stored>
 void widen_integers(std::int64_t count, const std::byte* from, double* to) {
@@ -69,8 +69,9 @@ Sums compare(const io::TensorView& a, const io::TensorView& b, std::int64_t begi
   Sums sums;
   for (const auto end = begin + count; begin < end; begin += kPiece) {
     const auto n = std::min(kPiece, end - begin);
-    const bool is_same = a.dtype == b.dtype &&
-                         std::memcmp(a.bytes.data() + begin * size_a, b.bytes.data() + begin * size_a, static_cast<std::size_t>(n * size_a)) == 0;
+    const bool is_same =
+        a.dtype == b.dtype && std::memcmp(a.bytes.data() + begin * size_a, b.bytes.data() + begin * size_a,
+                                          static_cast<std::size_t>(n * size_a)) == 0;
     widen(a, begin, n, x.data());
     if (!is_same) widen(b, begin, n, y.data());
     for (std::int64_t i = 0; i < n; ++i) {
@@ -82,13 +83,16 @@ Sums compare(const io::TensorView& a, const io::TensorView& b, std::int64_t begi
       if (p == q || (std::isnan(p) && std::isnan(q))) continue;
       const double difference = p - q;
       sums.difference += difference * difference;
-      sums.max_abs = std::isnan(difference) || std::abs(difference) > sums.max_abs ? std::abs(difference) : sums.max_abs;
+      sums.max_abs =
+          std::isnan(difference) || std::abs(difference) > sums.max_abs ? std::abs(difference) : sums.max_abs;
       ++sums.num_differing;
     }
     if (!is_same && size_a == 8 && a.dtype == b.dtype && a.dtype != DType::kF64) {
       for (std::int64_t i = 0; i < n; ++i) {
         const auto at = (begin + i) * size_a;
-        if (x[static_cast<std::size_t>(i)] == y[static_cast<std::size_t>(i)] && std::memcmp(a.bytes.data() + at, b.bytes.data() + at, 8) != 0) ++sums.num_differing;
+        if (x[static_cast<std::size_t>(i)] == y[static_cast<std::size_t>(i)] &&
+            std::memcmp(a.bytes.data() + at, b.bytes.data() + at, 8) != 0)
+          ++sums.num_differing;
       }
     }
   }
@@ -96,7 +100,12 @@ Sums compare(const io::TensorView& a, const io::TensorView& b, std::int64_t begi
 }
 
 TensorDifference compare(const io::TensorView& a, const io::TensorView& b, ThreadPool& pool) {
-  TensorDifference found{.name = a.name, .shape_a = a.shape, .shape_b = b.shape, .dtype_a = a.dtype, .dtype_b = b.dtype, .num_elements = a.num_elements()};
+  TensorDifference found{.name = a.name,
+                         .shape_a = a.shape,
+                         .shape_b = b.shape,
+                         .dtype_a = a.dtype,
+                         .dtype_b = b.dtype,
+                         .num_elements = a.num_elements()};
   if (!found.has_same_shape()) return found;
   std::vector<Sums> units(static_cast<std::size_t>((a.num_elements() + kUnit - 1) / kUnit));
   pool.parallel_for(units.size(), [&](std::size_t unit, std::size_t) {
@@ -117,7 +126,8 @@ std::string text_of(const std::optional<double>& value) { return value ? fmt::fo
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
 std::string types(const TensorDifference& d) {
-  return d.dtype_a == d.dtype_b ? std::string(io::dtype_name(d.dtype_a)) : fmt::format("{} -> {}", io::dtype_name(d.dtype_a), io::dtype_name(d.dtype_b));
+  return d.dtype_a == d.dtype_b ? std::string(io::dtype_name(d.dtype_a))
+                                : fmt::format("{} -> {}", io::dtype_name(d.dtype_a), io::dtype_name(d.dtype_b));
 }
 
 }  // namespace
@@ -146,7 +156,8 @@ CheckpointDifference diff(const io::CheckpointFolder& a, const io::CheckpointFol
     if (a.find(view->name) == nullptr) found.only_b.push_back(view->name);
   }
   std::ranges::stable_sort(found.differing, std::greater{}, [](const TensorDifference& d) {
-    return d.has_same_shape() ? std::pair(0, d.relative.value_or(std::numeric_limits<double>::infinity())) : std::pair(1, 0.0);
+    return d.has_same_shape() ? std::pair(0, d.relative.value_or(std::numeric_limits<double>::infinity()))
+                              : std::pair(1, 0.0);
   });
   return found;
 }
@@ -156,19 +167,22 @@ std::string CheckpointDifference::text() const {
   for (const auto& name : only_a) lines += fmt::format("only in the first: {}\n", name);
   for (const auto& name : only_b) lines += fmt::format("only in the second: {}\n", name);
   if (!differing.empty()) {
-    lines += fmt::format("{:>10} {:>10} {:>10} {:>10}  {:<12} {}\n", "relative", "largest", "cosine", "differing", "type", "tensor");
+    lines += fmt::format("{:>10} {:>10} {:>10} {:>10}  {:<12} {}\n", "relative", "largest", "cosine", "differing",
+                         "type", "tensor");
   }
   for (const auto& d : differing) {
     if (!d.has_same_shape()) {
-      lines += fmt::format("{:>43}  {:<12} {}: {} -> {}\n", "other shape", types(d), d.name, io::shape_text(d.shape_a), io::shape_text(d.shape_b));
+      lines += fmt::format("{:>43}  {:<12} {}: {} -> {}\n", "other shape", types(d), d.name, io::shape_text(d.shape_a),
+                           io::shape_text(d.shape_b));
       continue;
     }
-    const auto share = d.num_elements == 0 ? 0.0 : 100.0 * static_cast<double>(d.num_differing) / static_cast<double>(d.num_elements);
+    const auto share =
+        d.num_elements == 0 ? 0.0 : 100.0 * static_cast<double>(d.num_differing) / static_cast<double>(d.num_elements);
     lines += fmt::format("{:>10} {:>10} {:>10} {:>8.2f} %  {:<12} {}\n", text_of(d.relative), text_of(d.max_abs),
                          d.cosine ? fmt::format("{:.6f}", *d.cosine) : "-", share, types(d), d.name);
   }
-  return lines + fmt::format("{} tensors equal, {} differ, {} only in the first, {} only in the second\n", num_equal, differing.size(),
-                             only_a.size(), only_b.size());
+  return lines + fmt::format("{} tensors equal, {} differ, {} only in the first, {} only in the second\n", num_equal,
+                             differing.size(), only_a.size(), only_b.size());
 }
 
 Json CheckpointDifference::json() const {

@@ -1,9 +1,8 @@
 #include "merging/digest.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -24,8 +23,12 @@ std::size_t num_digest_blocks(std::uint64_t num_bytes) {
 }
 
 std::string digest_of_tensor(std::span<const BlockDigest> blocks) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
   std::string hex;
-  for (const auto byte : digest_of_block(std::as_bytes(blocks)).bytes) hex += fmt::format("{:02x}", byte);
+  for (const auto byte : digest_of_block(std::as_bytes(blocks)).bytes) {
+    hex += kDigits[std::to_integer<std::size_t>(byte >> 4)];
+    hex += kDigits[std::to_integer<std::size_t>(byte & std::byte{15})];
+  }
   return hex;
 }
 

@@ -18,6 +18,8 @@ constexpr std::int64_t kTile = 16'384, kUnit = 262'144;
 constexpr std::size_t kManySums = 8'192;  // of which no tensor keeps more than kFewUnits times as many
 constexpr std::int64_t kFewUnits = 64;
 constexpr std::size_t kWriteBytes = std::size_t{1} << 20;
+constexpr std::uint64_t kGroupBytes = std::uint64_t{128} << 20;  // of inputs, unless one tensor has more
+constexpr std::size_t kGroupTensors = 4'096;
 constexpr std::uint64_t kCopyBytes = std::uint64_t{4} << 20;
 
 std::int64_t round_up(std::int64_t count, std::int64_t step) { return (count + step - 1) / step * step; }
@@ -39,7 +41,8 @@ std::uint64_t input_bytes(const PlannedTensor& tensor) {
   std::uint64_t total = 0;
   const auto add = [&](const PlannedTensor::Origin& origin) {
     const auto* view = origin.source->stored();
-    total += view != nullptr ? view->bytes.size() : static_cast<std::uint64_t>(tensor.context.num_elements()) * sizeof(float);
+    total += view != nullptr ? view->bytes.size()
+                             : static_cast<std::uint64_t>(tensor.context.num_elements()) * sizeof(float);
   };
   if (tensor.base) add(*tensor.base);
   for (const auto& input : tensor.inputs) add(input);
@@ -54,7 +57,8 @@ Division divide(const TensorContext& context, bool whole_rows, std::size_t num_s
   Division division;
   division.tile = std::max(row, kTile / row * row);
   division.unit = std::max(division.tile, kUnit / division.tile * division.tile);
-  if (num_sums > kManySums) division.unit = std::max(division.unit, round_up((total + kFewUnits - 1) / kFewUnits, division.tile));
+  if (num_sums > kManySums)
+    division.unit = std::max(division.unit, round_up((total + kFewUnits - 1) / kFewUnits, division.tile));
   division.num_units = (total + division.unit - 1) / division.unit;
   return division;
 }
@@ -169,7 +173,9 @@ class Driver::CopyRun final : public Run {
     offset_ = folder.offset_of(planned.copied->tensor);
   }
 
-  std::int64_t num_units() const override { return static_cast<std::int64_t>((bytes_.size() + kCopyBytes - 1) / kCopyBytes); }
+  std::int64_t num_units() const override {
+    return static_cast<std::int64_t>((bytes_.size() + kCopyBytes - 1) / kCopyBytes);
+  }
   std::uint64_t unit_bytes(std::int64_t unit) const override { return part(unit).size(); }
 
   void work(std::optional<int>, std::int64_t unit, Buffers&) override {
@@ -192,9 +198,14 @@ class Driver::CopyRun final : public Run {
 template <class T>
 class Driver::MergeRun final : public Run {
  public:
-  MergeRun(std::size_t tensor_index, const PlannedTensor& planned, const ShardFiles& files, std::unique_ptr<TensorMerge<T>> merge)
-      : Run(tensor_index, planned), files_(files), merge_(std::move(merge)), needs_(merge_->needs()),
-        division_(divide(planned.context, needs_.whole_rows, needs_.sums)), num_elements_(planned.context.num_elements()),
+  MergeRun(std::size_t tensor_index, const PlannedTensor& planned, const ShardFiles& files,
+           std::unique_ptr<TensorMerge<T>> merge)
+      : Run(tensor_index, planned),
+        files_(files),
+        merge_(std::move(merge)),
+        needs_(merge_->needs()),
+        division_(divide(planned.context, needs_.whole_rows, needs_.sums)),
+        num_elements_(planned.context.num_elements()),
         element_bytes_(io::dtype_size(planned.dtype)) {}
 
   int passes() const override { return needs_.passes; }
@@ -205,14 +216,16 @@ class Driver::MergeRun final : public Run {
   }
 
   Buffers::Sizes buffer_sizes() const override {
-    return {.values = num_arrays() * Buffers::array_bytes<T>(tile()) + needs_.scratch * static_cast<std::size_t>(tile()) * sizeof(T),
+    return {.values = num_arrays() * Buffers::array_bytes<T>(tile()) +
+                      needs_.scratch * static_cast<std::size_t>(tile()) * sizeof(T),
             .counts = needs_.counts,
             .state = needs_.state,
             .written = std::max(kWriteBytes, static_cast<std::size_t>(tile()) * element_bytes_)};
   }
   std::uint64_t kept_bytes() const override {
     const auto units = static_cast<std::uint64_t>(division_.num_units);
-    return units * (needs_.sums * sizeof(double) + sizeof(Comparison) + tensor.inputs.size() * sizeof(Comparison::Input)) +
+    return units *
+               (needs_.sums * sizeof(double) + sizeof(Comparison) + tensor.inputs.size() * sizeof(Comparison::Input)) +
            needs_.counts * sizeof(std::uint64_t);
   }
 
@@ -242,7 +255,8 @@ class Driver::MergeRun final : public Run {
     std::size_t filled = 0;  // bytes of the result that wait to be written
     for (auto begin = unit_begin; begin < unit_end; begin += tile()) {
       const auto count = std::min(tile(), unit_end - begin);
-      for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = values_of(*tensor.inputs[i].source, begin, count, arrays[i]);
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        inputs[i] = values_of(*tensor.inputs[i].source, begin, count, arrays[i]);
       const T* base = tensor.base ? values_of(*tensor.base->source, begin, count, arrays[inputs.size()]) : nullptr;
       const Tile<T> tile_of_inputs{.begin = begin,
                                    .count = count,
@@ -298,7 +312,8 @@ class Driver::MergeRun final : public Run {
   /// The last `size` bytes before element `end`.
   void write(std::int64_t end, std::size_t size, const Buffers& buffers) const {
     if (size == 0) return;
-    files_.write(index, static_cast<std::uint64_t>(end) * element_bytes_ - size, std::span(buffers.written).first(size));
+    files_.write(index, static_cast<std::uint64_t>(end) * element_bytes_ - size,
+                 std::span(buffers.written).first(size));
   }
 
   const ShardFiles& files_;
@@ -315,8 +330,13 @@ class Driver::MergeRun final : public Run {
 
 Driver::Driver(const MergePlan& plan, ThreadPool& pool, const ShardFiles& files, std::uint64_t memory_bytes,
                std::function<void(std::uint64_t, const PlannedTensor&)> progress)
-    : plan_(plan), pool_(pool), files_(files), memory_bytes_(memory_bytes), progress_(std::move(progress)),
-      runs_(plan.tensors.size()), buffers_(pool.num_threads()) {}
+    : plan_(plan),
+      pool_(pool),
+      files_(files),
+      memory_bytes_(memory_bytes),
+      progress_(std::move(progress)),
+      runs_(plan.tensors.size()),
+      buffers_(pool.num_threads()) {}
 
 Driver::~Driver() = default;
 
@@ -341,7 +361,8 @@ Driver::Run& Driver::run_of(std::size_t index) {
 ModelState* Driver::model_state_of(const PlannedTensor& tensor) {
   if (tensor.method == nullptr || tensor.method->model_state == nullptr) return nullptr;
   auto found = std::ranges::find(states_, tensor.method, &decltype(states_)::value_type::first);
-  if (found == states_.end()) found = states_.insert(found, {tensor.method, tensor.method->model_state(tensor.context)});
+  if (found == states_.end())
+    found = states_.insert(found, {tensor.method, tensor.method->model_state(tensor.context)});
   return found->second.get();
 }
 
@@ -373,7 +394,7 @@ std::size_t Driver::group_size(std::span<const std::size_t> pending) {
     const auto& run = run_of(pending[size]);
     bytes += input_bytes(run.tensor);
     kept += run.kept_bytes();
-    if (size > 0 && (bytes > kGroupBytes || kept > memory_bytes_ / 4)) return size;
+    if (size > 0 && (size == kGroupTensors || bytes > kGroupBytes || kept > memory_bytes_ / 4)) return size;
   }
   return pending.size();
 }
@@ -415,7 +436,8 @@ void Driver::run_pass(std::span<Run* const> all, std::optional<int> pass) {
   for (auto* run : all) {
     if (pass && !run->wants(*pass)) {
       if (*pass < run->passes()) {
-        for (std::int64_t unit = 0; unit < run->num_units(); ++unit) progress_(part(*run, run->unit_bytes(unit)), run->tensor);
+        for (std::int64_t unit = 0; unit < run->num_units(); ++unit)
+          progress_(part(*run, run->unit_bytes(unit)), run->tensor);
       }
       continue;
     }
@@ -429,7 +451,8 @@ void Driver::run_pass(std::span<Run* const> all, std::optional<int> pass) {
     fail("\"{}\": merging it takes {} of memory at once, --memory allows {}; raise it", all.front()->tensor.name,
          bytes_text(needed), bytes_text(memory_bytes_));
   }
-  const auto num_threads = std::clamp<std::uint64_t>(memory_bytes_ / 4 / std::max<std::uint64_t>(1, sizes.num_bytes()), 1, pool_.num_threads());
+  const auto num_threads = std::clamp<std::uint64_t>(memory_bytes_ / 4 / std::max<std::uint64_t>(1, sizes.num_bytes()),
+                                                     1, pool_.num_threads());
   for (std::size_t thread = 0; thread < num_threads; ++thread) buffers_[thread].resize(sizes);
 
   pool_.parallel_for(

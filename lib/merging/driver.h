@@ -31,8 +31,8 @@ struct MergedTensor {
   io::Json findings = io::Json::object();     ///< the method's
 };
 
-/// Carries out the tensors of a plan, a group at a time: every pass of a method is one loop of the threads over the units
-/// of all tensors of the group, so that neither many small tensors nor one large one leave threads waiting.
+/// Carries out the tensors of a plan, a group at a time: every pass of a method is one loop of the threads over the
+/// units of all tensors of the group, so that neither many small tensors nor one large one leave threads waiting.
 class Driver {
  public:
   /// @param memory_bytes  a quarter for what methods keep of a group's tensors, a quarter for the threads' buffers, of
@@ -69,8 +69,5 @@ class Driver {
   std::vector<std::unique_ptr<Run>> runs_;  // by tensor; between the passes of a model all, otherwise a group's
   std::vector<Buffers> buffers_;            // by thread
 };
-
-/// Bytes of inputs that a group reads at most, unless it is one tensor.
-inline constexpr std::uint64_t kGroupBytes = std::uint64_t{256} << 20;
 
 }  // namespace mergex::merging

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -37,7 +39,8 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
 // What --overwrite would take away from under the merge, and from the user.
 void check_keeps_inputs(const MergePlan& plan, const fs::path& out) {
   const auto check = [&](const fs::path& input) {
-    if (lies_in(input, out)) fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
+    if (lies_in(input, out))
+      fail("{}: holds an input of this merge ({}); choose another --out", out.string(), input.string());
   };
   for (const auto& model : plan.models) {
     check(model.folder->path());
@@ -54,15 +57,20 @@ bool is_finished(const fs::path& out, const MergePlan& plan) {
   return manifest.is_object() && manifest.contains("recipe") && manifest["recipe"] == plan.resolved;
 }
 
-std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const ShardLayout& layout, const std::string& version) {
+std::string hash_of(const MergePlan& plan, const InputFiles& inputs, const ShardLayout& layout,
+                    const std::string& version) {
   Json shards = Json::array();
   for (const auto& shard : layout.shards) shards.push_back(io::sha256_hex(std::as_bytes(std::span(shard.header))));
-  const auto text = Json{{"program", version}, {"recipe", plan.resolved}, {"inputs", inputs.identity()}, {"shards", shards}, {"files", plan.written_files}}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
+  const auto text = Json{{"program", version},
+                         {"recipe", plan.resolved},
+                         {"inputs", inputs.identity()},
+                         {"shards", shards},
+                         {"files", plan.written_files}}
+                        .dump(-1, ' ', false, Json::error_handler_t::replace);
   return io::sha256_hex(std::as_bytes(std::span(text)));
 }
 
-/// Bytes done, passed on a few times a second.
+/// Bytes done, passed on at most 50 times a second.
 class ProgressMeter {
  public:
   ProgressMeter(const ExecuteOptions& options, std::uint64_t total) : callback_(options.progress), total_(total) {}
@@ -73,7 +81,7 @@ class ProgressMeter {
     done_ += bytes;
     const auto now = Clock::now();
     if (now < next_ && done_ < total_) return;
-    next_ = now + std::chrono::milliseconds(100);
+    next_ = now + std::chrono::milliseconds(20);
     callback_(done_, total_, tensor);
   }
 
@@ -84,31 +92,60 @@ class ProgressMeter {
   Clock::time_point next_ = {};
 };
 
+template <class Visit>
+void for_each_origin(const PlannedTensor& tensor, Visit visit) {
+  if (tensor.method == nullptr) return visit(*tensor.copied);
+  if (tensor.base) visit(*tensor.base);
+  for (const auto& input : tensor.inputs) visit(input);
+}
+
 /// One run of a plan: groups of tensors, from reading to the journal, and then the files beside them.
 class Execution {
  public:
-  Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs, OutputFolder& folder)
-      : plan_(plan), options_(options), layout_(layout), inputs_(inputs), folder_(folder), pool_(std::max<std::size_t>(1, options.threads)),
-        files_(folder.path(), layout, options.resume), report_(plan), digests_(plan.tensors.size()), meter_(options, layout.data_bytes) {
+  Execution(const MergePlan& plan, const ExecuteOptions& options, const ShardLayout& layout, const InputFiles& inputs,
+            OutputFolder& folder, bool keeps)
+      : plan_(plan),
+        options_(options),
+        layout_(layout),
+        inputs_(inputs),
+        folder_(folder),
+        pool_(std::max<std::size_t>(1, options.threads)),
+        files_(folder.path(), layout, keeps),
+        report_(plan),
+        digests_(plan.tensors.size()),
+        meter_(options, layout.data_bytes) {
     for (const auto& model : plan.models) folders_.push_back(model.folder.get());
-    find_last_uses();
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+      auto& stored = inputs_of_tensors_.emplace_back();
+      for_each_origin(plan.tensors[i], [&](const PlannedTensor::Origin& origin) {
+        const auto* view = folders_[origin.model]->find(origin.tensor);
+        if (view == nullptr) return;
+        stored.push_back({origin.model, view});
+        last_uses_[view] = i;
+      });
+    }
   }
 
   /// Takes over what a journal says is done. @return false where the data does not agree with it
   bool take_over(const std::vector<Json>& groups);
-  void run(Journal& journal);
+  /// Groups are journaled as they are done, but for the last, which is followed by the end.
+  void run(const std::string& plan_hash);
   std::uint64_t write_other_files();
 
  private:
-  using Views = std::vector<std::pair<std::pair<std::size_t, std::string>, const io::TensorView*>>;
+  struct Input {
+    std::size_t model;
+    const io::TensorView* view;
+  };
 
-  void find_last_uses();
   /// Stored tensors that these are made of, each once.
-  Views inputs_of(std::span<const std::size_t> group) const;
-  void hash_inputs(const Views& views, Json& record);
+  std::vector<Input> inputs_of(std::span<const std::size_t> group) const;
+  /// @return those that were hashed now
+  std::vector<Input> hash_inputs(const std::vector<Input>& inputs);
   std::vector<std::string> hash_outputs(std::span<const std::size_t> group);
-  std::vector<std::string> hash(const std::vector<std::uint64_t>& sizes,
-                                const std::function<BlockDigest(std::size_t item, std::size_t block, std::size_t thread)>& digest);
+  std::vector<std::string> hash(
+      const std::vector<std::uint64_t>& sizes,
+      const std::function<BlockDigest(std::size_t item, std::size_t block, std::size_t thread)>& digest);
 
   const MergePlan& plan_;
   const ExecuteOptions& options_;
@@ -122,41 +159,27 @@ class Execution {
   MergeReport report_;
   InputDigests input_digests_;
   std::vector<std::string> digests_;  // by tensor
+  std::vector<std::vector<Input>> inputs_of_tensors_;
   std::unordered_map<const io::TensorView*, std::size_t> last_uses_;
   std::size_t num_done_ = 0;  // tensors are done in the plan's order
   ProgressMeter meter_;
   Clock::time_point start_ = Clock::now();
 };
 
-template <class Visit>
-void for_each_origin(const PlannedTensor& tensor, Visit visit) {
-  if (tensor.method == nullptr) return visit(*tensor.copied);
-  if (tensor.base) visit(*tensor.base);
-  for (const auto& input : tensor.inputs) visit(input);
-}
-
-void Execution::find_last_uses() {
-  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    for_each_origin(plan_.tensors[i], [&](const auto& origin) {
-      if (const auto* view = plan_.models[origin.model].folder->find(origin.tensor)) last_uses_[view] = i;
-    });
-  }
-}
-
-Execution::Views Execution::inputs_of(std::span<const std::size_t> group) const {
-  Views views;
-  std::unordered_map<const io::TensorView*, bool> seen;
+std::vector<Execution::Input> Execution::inputs_of(std::span<const std::size_t> group) const {
+  std::vector<Input> inputs;
+  std::unordered_set<const io::TensorView*> seen;
   for (const auto i : group) {
-    for_each_origin(plan_.tensors[i], [&](const auto& origin) {
-      const auto* view = plan_.models[origin.model].folder->find(origin.tensor);
-      if (view != nullptr && seen.emplace(view, true).second) views.push_back({{origin.model, origin.tensor}, view});
-    });
+    for (const auto& input : inputs_of_tensors_[i]) {
+      if (seen.insert(input.view).second) inputs.push_back(input);
+    }
   }
-  return views;
+  return inputs;
 }
 
-std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes,
-                                         const std::function<BlockDigest(std::size_t, std::size_t, std::size_t)>& digest) {
+std::vector<std::string> Execution::hash(
+    const std::vector<std::uint64_t>& sizes,
+    const std::function<BlockDigest(std::size_t, std::size_t, std::size_t)>& digest) {
   struct Block {
     std::size_t item, block;
   };
@@ -168,7 +191,9 @@ std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes
   }
   first.push_back(blocks.size());
   std::vector<BlockDigest> digests(blocks.size());
-  pool_.parallel_for(blocks.size(), [&](std::size_t i, std::size_t thread) { digests[i] = digest(blocks[i].item, blocks[i].block, thread); });
+  pool_.parallel_for(blocks.size(), [&](std::size_t i, std::size_t thread) {
+    digests[i] = digest(blocks[i].item, blocks[i].block, thread);
+  });
   std::vector<std::string> all;
   for (std::size_t item = 0; item < sizes.size(); ++item) {
     all.push_back(digest_of_tensor(std::span(digests).subspan(first[item], first[item + 1] - first[item])));
@@ -176,22 +201,20 @@ std::vector<std::string> Execution::hash(const std::vector<std::uint64_t>& sizes
   return all;
 }
 
-void Execution::hash_inputs(const Views& views, Json& record) {
-  Views fresh;
-  for (const auto& view : views) {
-    if (!input_digests_.contains(view.first)) fresh.push_back(view);
-  }
+std::vector<Execution::Input> Execution::hash_inputs(const std::vector<Input>& inputs) {
+  std::vector<Input> fresh;
   std::vector<std::uint64_t> sizes;
-  for (const auto& [key, view] : fresh) sizes.push_back(view->bytes.size());
+  for (const auto& input : inputs) {
+    if (input_digests_.contains(input.view)) continue;
+    fresh.push_back(input);
+    sizes.push_back(input.view->bytes.size());
+  }
   const auto digests = hash(sizes, [&](std::size_t item, std::size_t block, std::size_t) {
-    const auto bytes = fresh[item].second->bytes.subspan(block * kDigestBlock);
+    const auto bytes = fresh[item].view->bytes.subspan(block * kDigestBlock);
     return digest_of_block(bytes.first(std::min<std::size_t>(bytes.size(), kDigestBlock)));
   });
-  for (std::size_t i = 0; i < fresh.size(); ++i) {
-    const auto& key = fresh[i].first;
-    record.push_back({key.first, key.second, digests[i]});
-    input_digests_.emplace(key, digests[i]);
-  }
+  for (std::size_t i = 0; i < fresh.size(); ++i) input_digests_.emplace(fresh[i].view, digests[i]);
+  return fresh;
 }
 
 std::vector<std::string> Execution::hash_outputs(std::span<const std::size_t> group) {
@@ -228,19 +251,21 @@ bool Execution::take_over(const std::vector<Json>& groups) {
       ++num_done_;
     }
     for (const auto& input : group.at("inputs")) {
-      input_digests_.emplace(std::pair(input.at(0).get<std::size_t>(), input.at(1).get<std::string>()), input.at(2).get<std::string>());
+      const auto* view = folders_.at(input.at(0).get<std::size_t>())->find(input.at(1).get<std::string>());
+      if (view != nullptr) input_digests_.emplace(view, input.at(2).get<std::string>());
     }
   }
   folder_.keep();
   return true;
 }
 
-void Execution::run(Journal& journal) {
+void Execution::run(const std::string& plan_hash) {
   std::vector<std::size_t> all(plan_.tensors.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
   auto pending = std::span<const std::size_t>(all).subspan(num_done_);
   if (pending.empty()) return;
 
+  std::optional<Journal> journal;
   Driver driver(plan_, pool_, files_, options_.memory_bytes,
                 [&](std::uint64_t bytes, const PlannedTensor& tensor) { meter_.add(bytes, tensor.name); });
   driver.gather_model();
@@ -248,45 +273,55 @@ void Execution::run(Journal& journal) {
   while (!group.empty()) {
     pending = pending.subspan(group.size());
     const auto next = pending.empty() ? pending : pending.first(driver.group_size(pending));
-    for (const auto& [key, view] : inputs_of(next)) prefetch(view->bytes);
+    for (const auto& input : inputs_of(next)) prefetch(input.view->bytes);
 
-    Json record{{"tensors", Json::array()}, {"inputs", Json::array()}};
-    const auto views = inputs_of(group);
-    hash_inputs(views, record["inputs"]);
+    const auto inputs = inputs_of(group);
+    const auto hashed = hash_inputs(inputs);
     const auto merged = driver.merge(group);
     guard_.check(folders_);
     const auto digests = hash_outputs(group);
+    std::vector<std::string> done;
     for (std::size_t i = 0; i < group.size(); ++i) {
       const auto& tensor = plan_.tensors[group[i]];
-      auto entry = report_.entry(tensor, merged[i]);
-      report_.add(entry, tensor);
+      const auto& entry = report_.add(report_.entry(tensor, merged[i]), tensor);
+      done.push_back(fmt::format("{{\"digest\":\"{}\",\"report\":{}}}", digests[i], entry));
       digests_[group[i]] = digests[i];
-      record["tensors"].push_back({{"digest", digests[i]}, {"report", std::move(entry)}});
     }
-    journal.add([this, tensors = std::vector(group.begin(), group.end())] { files_.sync(tensors); }, record);
-    folder_.keep();
     num_done_ += group.size();
-    for (const auto& [key, view] : views) {
-      if (last_uses_.at(view) <= group.back()) release(view->bytes);
+    if (!next.empty()) {
+      Json read = Json::array();
+      for (const auto& [model, view] : hashed) read.push_back({model, view->name, input_digests_.at(view)});
+      if (!journal) journal.emplace(folder_.path() / kJournalFile, plan_hash);
+      journal->add([this, tensors = std::vector(group.begin(), group.end())] { files_.sync(tensors); },
+                   fmt::format("{{\"tensors\":[{}],\"inputs\":{}}}", fmt::join(done, ","), read.dump()));
+      folder_.keep();
+    }
+    for (const auto& input : inputs) {
+      if (last_uses_.at(input.view) <= group.back()) release(input.view->bytes);
     }
     group = next;
   }
+  if (journal) journal->finish();
 }
 
 std::uint64_t Execution::write_other_files() {
   std::vector<OutputFile> files;
   std::uint64_t shard_bytes = 0;
   for (const auto& shard : layout_.shards) {
-    files.push_back({.name = shard.file, .num_bytes = fs::file_size(folder_.path() / shard.file)});
-    shard_bytes += files.back().num_bytes - shard.header.size();
+    auto& file =
+        files.emplace_back(OutputFile{.name = shard.file, .num_bytes = fs::file_size(folder_.path() / shard.file)});
+    for (const auto i : shard.tensors) file.tensors.emplace_back(plan_.tensors[i].name, digests_[i]);
+    shard_bytes += file.num_bytes - shard.header.size();
   }
   if (shard_bytes != layout_.data_bytes || num_done_ != plan_.tensors.size()) {
-    throw std::logic_error(fmt::format("{} of {} bytes were written, {} of {} tensors", shard_bytes, layout_.data_bytes, num_done_,
-                                       plan_.tensors.size()));
+    throw std::logic_error(fmt::format("{} of {} bytes were written, {} of {} tensors", shard_bytes, layout_.data_bytes,
+                                       num_done_, plan_.tensors.size()));
   }
   const auto write = [&](const fs::path& name, const std::string& content) {
     folder_.write_file(name, content);
-    files.push_back({.name = name.string(), .num_bytes = content.size(), .sha256 = io::sha256_hex(std::as_bytes(std::span(content)))});
+    files.push_back({.name = name.string(),
+                     .num_bytes = content.size(),
+                     .sha256 = io::sha256_hex(std::as_bytes(std::span(content)))});
   };
   if (const auto index = layout_.index(plan_.tensors); !index.empty()) write("model.safetensors.index.json", index);
   for (const auto& [name, content] : plan_.written_files) write(name, content);
@@ -296,30 +331,30 @@ std::uint64_t Execution::write_other_files() {
     files.push_back({.name = name.string(), .num_bytes = fs::file_size(copy), .sha256 = io::sha256_file(copy)});
   }
   write("merge_report.json", report_.text());
-  write("README.md", model_card(plan_, resolved_output(options_.out).filename().string()));
+  write("README.md", model_card(plan_));
   if (report_.num_not_finite() > 0) {
-    log::warn("{} results are not finite numbers in the type that they are written in; merge_report.json says of which tensors",
-              report_.num_not_finite());
+    log::warn(
+        "{} results are not finite numbers in the type that they are written in; merge_report.json says of which "
+        "tensors",
+        report_.num_not_finite());
   }
   inputs_.check_unchanged();
 
-  std::vector<OutputTensor> tensors;
-  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    tensors.push_back({.name = plan_.tensors[i].name, .file = layout_.shards[layout_.places[i].shard].file, .digest = digests_[i]});
-  }
-  const auto manifest = make_manifest(options_.version, plan_, inputs_, input_digests_, files, tensors);
+  const auto manifest = make_manifest(options_.version, plan_, inputs_, input_digests_, files);
   folder_.write_file(kManifestFile, manifest.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 
   std::uint64_t input_bytes = 0;
   for (const auto& [view, last] : last_uses_) input_bytes += view->bytes.size();
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  const Json timing{{"finished", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())))},
-                    {"seconds", seconds},
-                    {"bytes_read", input_bytes},
-                    {"bytes_written", layout_.data_bytes},
-                    {"gigabytes_per_second", 1e-9 * static_cast<double>(input_bytes + layout_.data_bytes) / std::max(seconds, 1e-9)},
-                    {"threads", pool_.num_threads()},
-                    {"memory_bytes", options_.memory_bytes}};
+  const Json timing{
+      {"finished", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
+                               fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())))},
+      {"seconds", seconds},
+      {"bytes_read", input_bytes},
+      {"bytes_written", layout_.data_bytes},
+      {"gigabytes_per_second", 1e-9 * static_cast<double>(input_bytes + layout_.data_bytes) / std::max(seconds, 1e-9)},
+      {"threads", pool_.num_threads()},
+      {"memory_bytes", options_.memory_bytes}};
   folder_.write_file("timing.json", timing.dump(2) + "\n");
   return layout_.data_bytes;
 }
@@ -340,24 +375,24 @@ Executed execute(const MergePlan& plan, const ExecuteOptions& options) {
       return {.bytes = layout.data_bytes};
     }
     if (!options.overwrite && fs::exists(out, ignored) && !fs::is_empty(out, ignored)) {
-      fail("{}: holds no unfinished merge of this recipe to resume; choose another --out, or replace what is there by --overwrite",
-           out.string());
+      fail(
+          "{}: holds no unfinished merge of this recipe to resume; choose another --out, or replace what is there by "
+          "--overwrite",
+          out.string());
     }
   }
   const InputFiles inputs(plan);
   const auto hash = hash_of(plan, inputs, layout, options.version);
   const auto groups = options.resume ? Journal::read(journal_path, hash) : std::vector<Json>();
 
-  OutputFolder folder(out, options.resume);
+  OutputFolder folder(out, !groups.empty());
   try {
-    Execution execution(plan, options, layout, inputs, folder);
+    Execution execution(plan, options, layout, inputs, folder, !groups.empty());
     if (!groups.empty() && !execution.take_over(groups)) {
       log::warn("{}: what is there of the merge is damaged; starting again", folder.path().string());
       fs::remove(journal_path);
     }
-    Journal journal(journal_path, hash);
-    execution.run(journal);
-    journal.finish();
+    execution.run(hash);
     const auto bytes = execution.write_other_files();
     folder.publish();
     return {.bytes = bytes, .seconds = std::chrono::duration<double>(Clock::now() - start).count()};

@@ -13,10 +13,12 @@
 namespace mergex::merging {
 namespace {
 
+constexpr std::size_t kWorthACall = 64 << 10;
+
 const auto page_size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
 
 void advise(std::span<const std::byte> mapped, int advice) {
-  if (mapped.empty()) return;
+  if (mapped.size() < kWorthACall) return;
   const auto address = reinterpret_cast<std::uintptr_t>(mapped.data());
   const auto begin = address / page_size * page_size;
   // Advice that a system does not follow costs speed, nothing else.
@@ -64,12 +66,14 @@ void UnreadablePageGuard::check(std::span<const io::CheckpointFolder* const> inp
     for (const auto* tensor : folder->tensors()) {
       const auto begin = reinterpret_cast<std::uintptr_t>(tensor->bytes.data());
       if (address < begin || address >= begin + tensor->bytes.size()) continue;
-      throw std::system_error(EIO, std::generic_category(),
-                              fmt::format("{}: tensor \"{}\" cannot be read (truncated meanwhile, or a fault of the disk)",
-                                          folder->file_of(tensor->name), tensor->name));
+      throw std::system_error(
+          EIO, std::generic_category(),
+          fmt::format("{}: tensor \"{}\" cannot be read (truncated meanwhile, or a fault of the disk)",
+                      folder->file_of(tensor->name), tensor->name));
     }
   }
-  throw std::system_error(EIO, std::generic_category(), "an input cannot be read (truncated meanwhile, or a fault of the disk)");
+  throw std::system_error(EIO, std::generic_category(),
+                          "an input cannot be read (truncated meanwhile, or a fault of the disk)");
 }
 
 }  // namespace mergex::merging

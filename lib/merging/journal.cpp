@@ -9,8 +9,6 @@
 namespace mergex::merging {
 namespace {
 
-std::string line_of(const io::Json& value) { return value.dump() + "\n"; }
-
 // Up to the end of the last whole line.
 std::string whole_lines(const std::filesystem::path& path) {
   std::error_code ignored;
@@ -28,10 +26,13 @@ std::vector<io::Json> Journal::read(const std::filesystem::path& path, const std
   std::vector<io::Json> groups;
   for (std::size_t begin = 0, line = 1; begin < text.size(); ++line) {
     const auto end = text.find('\n', begin);
-    auto value = io::parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line));
+    auto value =
+        io::parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line));
     if (line == 1 && value != io::Json{{"plan", plan}}) {
-      fail("{}: belongs to another merge (recipe, inputs or program differ); start again by --overwrite, or choose another --out",
-           path.string());
+      fail(
+          "{}: belongs to another merge (recipe, inputs or program differ); start again by --overwrite, or choose "
+          "another --out",
+          path.string());
     }
     if (line > 1) groups.push_back(std::move(value));
     begin = end + 1;
@@ -43,10 +44,11 @@ Journal::Journal(const std::filesystem::path& path, const std::string& plan) : f
   end_ = whole_lines(path).size();
   if (::ftruncate(file_.fd(), static_cast<off_t>(end_)) != 0) file_.fail_with_errno("written");
   if (end_ == 0) {
-    const auto line = line_of({{"plan", plan}});
+    const auto line = io::Json{{"plan", plan}}.dump() + "\n";
     file_.write_at(0, std::as_bytes(std::span(line)));
     end_ = line.size();
   }
+  io::sync_folder(path.parent_path());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -59,10 +61,10 @@ Journal::~Journal() {
   thread_.join();
 }
 
-void Journal::add(std::function<void()> sync, const io::Json& group) {
+void Journal::add(std::function<void()> sync, std::string group) {
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);
-  jobs_.push_back({std::move(sync), line_of(group)});
+  jobs_.push_back({std::move(sync), std::move(group) + '\n'});
   changed_.notify_all();
 }
 

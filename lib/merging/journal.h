@@ -24,7 +24,8 @@ class Journal {
   /// @throws UserError for a journal of another plan and for a damaged one
   static std::vector<io::Json> read(const std::filesystem::path& path, const std::string& plan);
 
-  /// Appends behind the lines that `read` accepts. Works in a thread of its own, so that syncing does not hold up the merge.
+  /// Appends behind the lines that `read` accepts, and makes the names of all files beside it durable. Works in a
+  /// thread of its own, so that syncing does not hold up the merge.
   Journal(const std::filesystem::path& path, const std::string& plan);
   /// Waits for what was added.
   ~Journal();
@@ -32,8 +33,9 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   /// @param sync  makes the group's data durable
+  /// @param group  a JSON value on one line
   /// @throws what an earlier group has failed with
-  void add(std::function<void()> sync, const io::Json& group);
+  void add(std::function<void()> sync, std::string group);
   /// Waits until everything is on the disk. @throws as `add`
   void finish();
 

@@ -21,7 +21,8 @@ constexpr std::uint64_t kTailBytes = 64 << 10;  // holds the directory of a zip 
 std::pair<std::uint64_t, std::int64_t> size_and_date(const fs::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) fail("{}: no such file any more", path.string());
-  return {static_cast<std::uint64_t>(info.st_size), info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
+  return {static_cast<std::uint64_t>(info.st_size),
+          info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
 }
 
 std::string header_digest(const fs::path& path, std::uint64_t num_bytes) {
@@ -46,7 +47,10 @@ std::string header_digest(const fs::path& path, std::uint64_t num_bytes) {
 
 InputFiles::File InputFiles::look_at(const fs::path& path) {
   const auto [num_bytes, modified_ns] = size_and_date(path);
-  return {.path = path, .num_bytes = num_bytes, .modified_ns = modified_ns, .header_sha256 = header_digest(path, num_bytes)};
+  return {.path = path,
+          .num_bytes = num_bytes,
+          .modified_ns = modified_ns,
+          .header_sha256 = header_digest(path, num_bytes)};
 }
 
 InputFiles::InputFiles(const MergePlan& plan) {
@@ -82,37 +86,45 @@ Json InputFiles::identity() const {
 Json InputFiles::files_of_model(std::size_t model) const {
   Json all = Json::array();
   for (const auto& file : of_models_[model]) {
-    all.push_back({{"file", file.path.filename().string()}, {"bytes", file.num_bytes}, {"header_sha256", file.header_sha256}});
+    all.push_back(
+        {{"file", file.path.filename().string()}, {"bytes", file.num_bytes}, {"header_sha256", file.header_sha256}});
   }
   return all;
 }
 
-Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs, const InputDigests& digests,
-                   const std::vector<OutputFile>& files, const std::vector<OutputTensor>& tensors) {
-  // Pushed at the end where there may be many: ordered objects look keys up one by one.
-  std::vector<Json::object_t> tensors_of(plan.models.size());
-  for (const auto& [key, digest] : digests) tensors_of[key.first].push_back({key.second, digest});
+Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs,
+                   const InputDigests& digests, const std::vector<OutputFile>& files) {
+  // Tensors are pushed at the end: ordered objects look keys up one by one.
   Json input_models = Json::array();
   for (std::size_t i = 0; i < plan.models.size(); ++i) {
     const auto& model = plan.models[i];
+    Json::object_t tensors;
+    for (const auto* view : model.folder->tensors()) {
+      if (const auto digest = digests.find(view); digest != digests.end())
+        tensors.push_back({view->name, digest->second});
+    }
     input_models.push_back({{"model", model.name},
                             {"folder", model.folder->path().string()},
                             {"files", inputs.files_of_model(i)},
-                            {"tensors", std::move(tensors_of[i])}});
+                            {"tensors", std::move(tensors)}});
   }
   Json output_files = Json::array();
   for (const auto& file : files) {
     Json entry{{"file", file.name}, {"bytes", file.num_bytes}};
-    if (!file.sha256.empty()) entry["sha256"] = file.sha256;
+    if (file.sha256.empty()) {
+      Json::object_t tensors;
+      for (const auto& [name, digest] : file.tensors) tensors.push_back({name, digest});
+      entry["tensors"] = std::move(tensors);
+    } else {
+      entry["sha256"] = file.sha256;
+    }
     output_files.push_back(std::move(entry));
   }
-  Json::object_t output_tensors;
-  for (const auto& tensor : tensors) output_tensors.push_back({tensor.name, Json{{"file", tensor.file}, {"digest", tensor.digest}}});
   return {{"program", "mergex " + version},
           {"digests", "tensors: XXH3-128 over the XXH3-128 digests of blocks of 1 MiB; files: SHA-256"},
           {"recipe", plan.resolved},
           {"inputs", std::move(input_models)},
-          {"outputs", {{"files", std::move(output_files)}, {"tensors", std::move(output_tensors)}}}};
+          {"outputs", std::move(output_files)}};
 }
 
 }  // namespace mergex::merging

@@ -2,8 +2,9 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,8 @@ class InputFiles {
     std::filesystem::path path;
     std::uint64_t num_bytes = 0;
     std::int64_t modified_ns = 0;
-    std::string header_sha256;  ///< of weights: what stands before (.bin: behind) the values; otherwise of the whole file
+    std::string
+        header_sha256;  ///< of weights: what stands before (.bin: behind) the values; otherwise of the whole file
   };
   static File look_at(const std::filesystem::path& path);
 
@@ -40,22 +42,19 @@ class InputFiles {
   std::vector<File> others_;
 };
 
-/// (index in MergePlan::models, name) -> digest of every tensor that a merge has read.
-using InputDigests = std::map<std::pair<std::size_t, std::string>, std::string>;
+/// Tensor of an input -> its digest.
+using InputDigests = std::unordered_map<const io::TensorView*, std::string>;
 
 /// A file of the result.
 struct OutputFile {
   std::string name;  ///< relative
   std::uint64_t num_bytes = 0;
-  std::string sha256 = {};  ///< empty for weights, whose tensors have digests
-};
-
-struct OutputTensor {
-  std::string name, file, digest;
+  std::string sha256 = {};  ///< empty for weights, which have digests of their tensors:
+  std::vector<std::pair<std::string, std::string>> tensors = {};  ///< name, digest
 };
 
 /// Which program made what from what: names, sizes and digests of everything, and the recipe.
-io::Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs, const InputDigests& digests,
-                       const std::vector<OutputFile>& files, const std::vector<OutputTensor>& tensors);
+io::Json make_manifest(const std::string& version, const MergePlan& plan, const InputFiles& inputs,
+                       const InputDigests& digests, const std::vector<OutputFile>& files);
 
 }  // namespace mergex::merging

@@ -81,9 +81,9 @@ Json MergeReport::entry(const PlannedTensor& tensor, const MergedTensor& merged)
   return entry;
 }
 
-void MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
+const std::string& MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
   entries_.push_back(entry.dump(-1, ' ', false, Json::error_handler_t::replace));
-  if (tensor.method == nullptr) return;
+  if (tensor.method == nullptr) return entries_.back();
   ++num_merged_;
   num_not_finite_ += entry.value("not_finite", std::int64_t{0});
   if (const auto share = entry.find("sign_conflicts"); share != entry.end() && share->is_number()) {
@@ -94,6 +94,7 @@ void MergeReport::add(const Json& entry, const PlannedTensor& tensor) {
     const auto& distance = entry.at("inputs").at(i).at(tensor.base ? kTaskVector : kDistance);
     if (distance.is_number()) distances_[tensor.inputs[i].model] += distance.get<double>() * distance.get<double>();
   }
+  return entries_.back();
 }
 
 std::string MergeReport::text() const {
@@ -103,11 +104,13 @@ std::string MergeReport::text() const {
   totals["inputs"] = Json::array();
   for (std::size_t i = 0; i < plan_.models.size(); ++i) {
     if (distances_[i] > 0.0) {
-      totals["inputs"].push_back({{"model", plan_.models[i].name}, {has_base ? kTaskVector : kDistance, rounded(std::sqrt(distances_[i]))}});
+      totals["inputs"].push_back(
+          {{"model", plan_.models[i].name}, {has_base ? kTaskVector : kDistance, rounded(std::sqrt(distances_[i]))}});
     }
   }
   return fmt::format("{{\n\"totals\": {},\n\"warnings\": {},\n\"tensors\": [\n{}\n]\n}}\n", totals.dump(),
-                     Json(plan_.warnings).dump(-1, ' ', false, Json::error_handler_t::replace), fmt::join(entries_, ",\n"));
+                     Json(plan_.warnings).dump(-1, ' ', false, Json::error_handler_t::replace),
+                     fmt::join(entries_, ",\n"));
 }
 
 }  // namespace mergex::merging

@@ -19,7 +19,8 @@ class MergeReport {
   io::Json entry(const PlannedTensor& tensor, const MergedTensor& merged) const;
 
   /// Tensors come in the order of the plan. @param entry  as `entry` returns it
-  void add(const io::Json& entry, const PlannedTensor& tensor);
+  /// @return  its text, one line
+  const std::string& add(const io::Json& entry, const PlannedTensor& tensor);
   std::int64_t num_not_finite() const { return num_not_finite_; }
   std::string text() const;
 

@@ -7,6 +7,6 @@
 namespace mergex::merging {
 
 /// README.md of the result: a Hugging Face model card that says which models were merged how, and no more.
-std::string model_card(const MergePlan& plan, const std::string& title);
+std::string model_card(const MergePlan& plan);
 
 }  // namespace mergex::merging

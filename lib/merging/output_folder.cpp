@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
+#include <vector>
 
 #include "core/error.h"
 #include "io/atomic_file.h"
@@ -46,11 +47,21 @@ void remove_folder(const fs::path& folder) {
   fs::remove_all(folder, ignored);
 }
 
+/// Everything below a folder, and its names. All files are on their way before the first is waited for, so that a file
+/// system with a journal needs one commit, not one per file.
 void sync_tree(const fs::path& folder) {
+  std::vector<io::FileDescriptor> files;
+  std::vector<fs::path> folders{folder};
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_directory()) io::sync_folder(entry.path());
+    if (entry.is_directory()) {
+      folders.push_back(entry.path());
+    } else {
+      files.emplace_back(entry.path(), O_RDONLY);
+    }
   }
-  io::sync_folder(folder);
+  for (const auto& file : files) (void)::sync_file_range(file.fd(), 0, 0, SYNC_FILE_RANGE_WRITE);
+  for (const auto& file : files) file.sync();
+  for (const auto& path : folders) io::sync_folder(path);
 }
 
 }  // namespace
@@ -65,11 +76,14 @@ fs::path partial_folder(const fs::path& out) { return out.string() + ".partial";
 void check_output(const fs::path& given, bool resume, bool overwrite) {
   const auto out = resolved_output(given);
   std::error_code ignored;
-  if (fs::exists(out, ignored) && !fs::is_directory(out, ignored)) fail("{}: is a file, expected a folder; choose another --out", out.string());
+  if (fs::exists(out, ignored) && !fs::is_directory(out, ignored))
+    fail("{}: is a file, expected a folder; choose another --out", out.string());
   if (is_filled_folder(out)) {
-    if (!resume && !overwrite) fail("{}: is not empty; choose another --out, or replace what is there by --overwrite", out.string());
+    if (!resume && !overwrite)
+      fail("{}: is not empty; choose another --out, or replace what is there by --overwrite", out.string());
     if (overwrite && !looks_like_model(out)) {
-      fail("{}: is not empty and holds no model, so --overwrite does not replace it; choose another --out", out.string());
+      fail("{}: is not empty and holds no model, so --overwrite does not replace it; choose another --out",
+           out.string());
     }
   }
   if (const auto partial = partial_folder(out); !resume && !overwrite && is_worth_resuming(partial / kJournalFile)) {
@@ -77,14 +91,16 @@ void check_output(const fs::path& given, bool resume, bool overwrite) {
   }
 }
 
-OutputFolder::OutputFolder(const fs::path& out, bool keeps) : out_(resolved_output(out)), partial_(partial_folder(out_)) {
+OutputFolder::OutputFolder(const fs::path& out, bool keeps)
+    : out_(resolved_output(out)), partial_(partial_folder(out_)) {
   try {
     for (auto parent = out_.parent_path(); !parent.empty() && !fs::exists(parent); parent = parent.parent_path()) {
       first_created_ = parent;
     }
     fs::create_directories(partial_);
     lock_ = io::FileDescriptor(partial_, O_RDONLY | O_DIRECTORY);
-    if (::flock(lock_.fd(), LOCK_EX | LOCK_NB) != 0) fail("{}: another merge is writing to it; wait for it, or choose another --out", partial_.string());
+    if (::flock(lock_.fd(), LOCK_EX | LOCK_NB) != 0)
+      fail("{}: another merge is writing to it; wait for it, or choose another --out", partial_.string());
     if (!keeps) {
       fs::remove(partial_ / kJournalFile);
       for (const auto& entry : fs::directory_iterator(partial_)) fs::remove_all(entry.path());
@@ -108,20 +124,19 @@ void OutputFolder::write_file(const fs::path& name, std::string_view content) co
   fs::create_directories((partial_ / name).parent_path());
   const io::FileDescriptor file(partial_ / name, O_WRONLY | O_CREAT | O_TRUNC);
   file.write_at(0, std::as_bytes(std::span(content)));
-  file.sync();
 }
 
 void OutputFolder::copy_file(const fs::path& from, const fs::path& name) const {
   fs::create_directories((partial_ / name).parent_path());
   fs::copy_file(from, partial_ / name, fs::copy_options::overwrite_existing);
-  io::FileDescriptor(partial_ / name, O_RDONLY).sync();
 }
 
 void OutputFolder::publish() {
   fs::remove(partial_ / kJournalFile);
   sync_tree(partial_);
   const auto fail_to_rename = [&] {
-    throw std::system_error(errno, std::generic_category(), fmt::format("{}: cannot be renamed to {}", partial_.string(), out_.string()));
+    throw std::system_error(errno, std::generic_category(),
+                            fmt::format("{}: cannot be renamed to {}", partial_.string(), out_.string()));
   };
   if (!is_filled_folder(out_)) {
     if (::rename(partial_.c_str(), out_.c_str()) != 0) fail_to_rename();

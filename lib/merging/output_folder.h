@@ -32,7 +32,7 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   const std::filesystem::path& path() const { return partial_; }
-  /// Creates and syncs a file. @param name  folders of it are made
+  /// @param name  relative; folders of it are made
   void write_file(const std::filesystem::path& name, std::string_view content) const;
   void copy_file(const std::filesystem::path& from, const std::filesystem::path& name) const;
 

@@ -11,8 +11,6 @@
 #include <functional>
 #include <set>
 
-#include "io/atomic_file.h"
-
 namespace mergex::merging {
 namespace {
 
@@ -55,11 +53,14 @@ ShardLayout plan_shards(const std::vector<PlannedTensor>& tensors, std::uint64_t
 
   for (std::size_t s = 0; s < layout.shards.size(); ++s) {
     auto& shard = layout.shards[s];
-    shard.file = layout.shards.size() == 1 ? "model.safetensors"
-                                           : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, layout.shards.size());
-    std::ranges::stable_sort(shard.tensors, std::greater{}, [&](std::size_t i) { return io::dtype_size(tensors[i].dtype); });
+    shard.file = layout.shards.size() == 1
+                     ? "model.safetensors"
+                     : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, layout.shards.size());
+    std::ranges::stable_sort(shard.tensors, std::greater{},
+                             [&](std::size_t i) { return io::dtype_size(tensors[i].dtype); });
     std::vector<io::TensorHeader> headers;
-    for (const auto i : shard.tensors) headers.push_back({.name = tensors[i].name, .dtype = tensors[i].dtype, .shape = tensors[i].shape});
+    for (const auto i : shard.tensors)
+      headers.push_back({.name = tensors[i].name, .dtype = tensors[i].dtype, .shape = tensors[i].shape});
     shard.header = io::safetensors_header(headers, {{"format", "pt"}});
     shard.num_bytes = shard.header.size();
     for (const auto i : shard.tensors) {
@@ -86,7 +87,6 @@ ShardFiles::ShardFiles(const std::filesystem::path& folder, const ShardLayout& l
     reserve(files_.back(), shard.num_bytes);
     files_.back().write_at(0, std::as_bytes(std::span(shard.header)));
   }
-  io::sync_folder(folder);
 }
 
 void ShardFiles::write(std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) const {
@@ -104,8 +104,8 @@ void ShardFiles::read(std::size_t tensor, std::uint64_t offset, std::span<std::b
   files_[place.shard].read_at(place.offset + offset, bytes);
 }
 
-void ShardFiles::copy(std::size_t tensor, std::uint64_t offset, const io::FileDescriptor& from, std::uint64_t from_offset,
-                      std::span<const std::byte> mapped) const {
+void ShardFiles::copy(std::size_t tensor, std::uint64_t offset, const io::FileDescriptor& from,
+                      std::uint64_t from_offset, std::span<const std::byte> mapped) const {
   const auto& place = layout_->places[tensor];
   const auto& file = files_[place.shard];
   auto in = static_cast<off_t>(from_offset), out = static_cast<off_t>(place.offset + offset);

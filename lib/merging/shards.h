@@ -25,8 +25,8 @@ struct ShardLayout {
   };
 
   std::vector<Shard> shards;
-  std::vector<Place> places;      ///< of MergePlan::tensors
-  std::uint64_t data_bytes = 0;   ///< headers excluded
+  std::vector<Place> places;     ///< of MergePlan::tensors
+  std::uint64_t data_bytes = 0;  ///< headers excluded
 
   /// model.safetensors.index.json; empty where there is one shard.
   std::string index(const std::vector<PlannedTensor>& tensors) const;

@@ -79,7 +79,7 @@ struct SpanKernels {
   /// lanes[i] += (a - base) * (b - base) in double, where i = (first + position) % kLanes; no base: a * b.
   void (*dot)(std::int64_t count, std::int64_t first, const T* a, const T* b, const T* base, double* lanes);
   /// What a report compares an input by, d = x - reference: lanes[i] += d * d, lanes[kLanes + i] += x * result,
-  /// lanes[2 * kLanes + i] += x * x, in T; signs |= 1 where d > 0, 2 where d < 0.
+  /// lanes[2 * kLanes + i] += x * x, lanes[3 * kLanes + i] += result * result, in T; signs |= 1 where d > 0, 2 where d < 0.
   void (*compare)(std::int64_t count, const T* x, const T* reference, const T* result, Bits<T>* signs, T* lanes);
   /// How many are 3.
   std::int64_t (*count_conflicts)(std::int64_t count, const Bits<T>* signs);

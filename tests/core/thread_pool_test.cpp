@@ -1,0 +1,71 @@
+#include "core/thread_pool.h"
+
+#include <atomic>
+#include <set>
+
+#include "core/interrupt.h"
+#include "support/catch.h"
+
+namespace mergex {
+
+TEST_CASE("a loop visits every index once, with threads of its own", "[core]") {
+  for (const std::size_t num_threads : {1u, 2u, 3u, 8u}) {
+    ThreadPool pool(num_threads);
+    REQUIRE(pool.num_threads() == num_threads);
+    for (const std::size_t count : {0u, 1u, 2u, 1000u}) {
+      std::vector<std::atomic<int>> visits(count), active(num_threads);
+      pool.parallel_for(count, [&](std::size_t index, std::size_t thread) {
+        REQUIRE(thread < num_threads);
+        if (active[thread].fetch_add(1) != 0) throw std::logic_error("two at once with one number");
+        ++visits[index];
+        --active[thread];
+      });
+      CHECK(std::ranges::all_of(visits, [](const auto& n) { return n == 1; }));
+    }
+  }
+}
+
+TEST_CASE("fewer threads take part where that is asked for", "[core]") {
+  ThreadPool pool(4);
+  std::atomic<std::size_t> highest{0};
+  pool.parallel_for(
+      200,
+      [&](std::size_t, std::size_t thread) {
+        auto seen = highest.load();
+        while (thread > seen && !highest.compare_exchange_weak(seen, thread)) {
+        }
+      },
+      2);
+  CHECK(highest < 2);
+}
+
+TEST_CASE("the first exception ends a loop, and the pool goes on", "[core]") {
+  ThreadPool pool(3);
+  std::atomic<int> begun{0};
+  const auto loop = [&] {
+    pool.parallel_for(100'000, [&](std::size_t index, std::size_t) {
+      ++begun;
+      if (index == 5) throw std::runtime_error("index 5");
+    });
+  };
+  CHECK_THROWS_WITH(loop(), "index 5");
+  CHECK(begun < 100'000);
+  std::atomic<int> visits{0};
+  pool.parallel_for(10, [&](std::size_t, std::size_t) { ++visits; });
+  CHECK(visits == 10);
+}
+
+TEST_CASE("a stop is noticed between two indices", "[core]") {
+  ThreadPool pool(2);
+  std::atomic<int> begun{0};
+  const auto loop = [&] {
+    pool.parallel_for(100'000, [&](std::size_t, std::size_t) {
+      if (++begun == 10) stop_signal() = 2;
+    });
+  };
+  CHECK_THROWS_AS(loop(), Interrupted);
+  stop_signal() = 0;
+  CHECK(begun < 100);
+}
+
+}  // namespace mergex
