@@ -97,7 +97,7 @@ struct Totals {
 };
 
 /// The merge of one tensor. Methods that need norms or thresholds gather them in passes over the inputs before the
-/// result is computed; every pass sees every tile, except where the first asks for a sample. All arithmetic is in T.
+/// result is computed; every pass sees every tile (except Needs::samples_first). All arithmetic is in T.
 template <class T>
 class TensorMerge {
  public:
@@ -107,7 +107,7 @@ class TensorMerge {
     std::size_t sums = 0, counts = 0, state = 0;  ///< lengths of the workspace's parts
     std::size_t scratch = 0;                      ///< values per element of a tile
     std::size_t lists = 0, listed = 0;  ///< number of the unit's lists, how much the method puts into one at most
-    /// Pass 0 sees some short tiles (driver.h, sample_of) instead of all, and has no counts; nor has pass 1.
+    /// Pass 0 may see only some short tiles (driver.h, sample_of), and has no counts; nor has pass 1.
     bool samples_first = false;
   };
 

@@ -156,7 +156,8 @@ TEMPLATE_TEST_CASE("a bracket finds what the search finds, or says that its samp
     for (std::int64_t unit = 0; unit < 3; ++unit) {
       const auto first = values.begin() + unit * kUnitLength;
       const auto last = values.begin() + std::min(kCount, (unit + 1) * kUnitLength);
-      CHECK(ties[static_cast<std::size_t>(unit)] == std::count_if(first, last, [&](T x) { return std::abs(x) == threshold; }));
+      const auto expected = std::count_if(first, last, [&](T x) { return std::abs(x) == threshold; });
+      CHECK(static_cast<std::int64_t>(ties[static_cast<std::size_t>(unit)]) == expected);
     }
   }
 }
