@@ -112,6 +112,7 @@ class Planner {
     plan_.donor = plan_.models[donor()].folder->path();
     named_.resize(plan_.models.size());
     std::unordered_set<std::string_view> reference;
+    reference.reserve(plan_.models[donor()].folder->tensors().size());
     for (const auto* tensor : plan_.models[donor()].folder->tensors()) reference.insert(tensor->name);
     for (std::size_t m = 0; m < plan_.models.size(); ++m) name_tensors(m, reference);
     const auto type = text_of(plan_.models[donor()].folder->config(), "model_type");
@@ -275,6 +276,7 @@ class Planner {
   std::vector<std::string> names_in(const Module& module, const std::vector<std::size_t>& models) const {
     std::unordered_set<std::string_view> seen;
     std::vector<std::string> names;
+    if (!models.empty()) seen.reserve(named_[models.front()].names.size());
     for (const auto m : models) {
       for (const auto& name : named_[m].names) {
         if (is_in(module, name) && seen.insert(name).second) names.push_back(name);
