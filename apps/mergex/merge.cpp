@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <thread>
 
@@ -152,7 +154,9 @@ int merge_all(const CommandOptions& options) {
         fmt::print("{}", explain_text(plan, options.explain));
       }
       if (!is_last) log::info("{} more merges of this file build on the result, so they are not planned", recipes.size() - i - 1);
-      return 0;
+      // Nothing is open: to take the plan of tens of thousands of tensors apart would cost a seventh of the time.
+      std::fflush(stdout);
+      std::_Exit(0);
     }
     Progress progress;
     const auto done = merging::execute(plan, {.out = folder,

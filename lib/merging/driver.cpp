@@ -9,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/random.h"
 #include "merging/source.h"
 
 namespace mergex::merging {
@@ -61,6 +62,21 @@ Division divide(const TensorContext& context, bool whole_rows, std::size_t num_s
     division.unit = std::max(division.unit, round_up((total + kFewUnits - 1) / kFewUnits, division.tile));
   division.num_units = (total + division.unit - 1) / division.unit;
   return division;
+}
+
+std::vector<Piece> sample_of(std::int64_t num_elements, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kPiece = 64, kLeast = 32'768, kPerSampled = 512;
+  const auto num_sampled = std::max(kLeast, num_elements / kPerSampled);
+  const auto pieces_per_part = std::max<std::int64_t>(1, num_elements / num_sampled);
+  const auto part = kPiece * pieces_per_part;
+  std::vector<Piece> pieces;
+  for (auto p = begin / part; p * part < end; ++p) {
+    const auto drawn = SplitMix64(static_cast<std::uint64_t>(p)).next() % static_cast<std::uint64_t>(pieces_per_part);
+    const auto first = p * part + kPiece * static_cast<std::int64_t>(drawn);
+    // A piece belongs to the range that it begins in.
+    if (first >= begin && first < end) pieces.push_back({.begin = first, .count = std::min(kPiece, end - first)});
+  }
+  return pieces;
 }
 
 /// What one thread works with.
@@ -224,8 +240,8 @@ class Driver::MergeRun final : public Run {
   }
   std::uint64_t kept_bytes() const override {
     const auto units = static_cast<std::uint64_t>(division_.num_units);
-    return units *
-               (needs_.sums * sizeof(double) + sizeof(Comparison) + tensor.inputs.size() * sizeof(Comparison::Input)) +
+    return units * (needs_.lists * needs_.listed * sizeof(std::uint64_t) + needs_.sums * sizeof(double) +
+                    sizeof(Comparison) + tensor.inputs.size() * sizeof(Comparison::Input)) +
            needs_.counts * sizeof(std::uint64_t);
   }
 
@@ -233,7 +249,8 @@ class Driver::MergeRun final : public Run {
     const auto units = static_cast<std::size_t>(division_.num_units);
     if (pass) {
       unit_sums_.assign(units * needs_.sums, 0.0);
-      counts_.assign(needs_.counts, 0);
+      unit_lists_.assign(units * needs_.lists, {});
+      counts_.assign(has_counts(*pass) ? needs_.counts : 0, 0);
     } else {
       comparisons_.assign(units, Comparison(tensor.inputs.size()));
     }
@@ -246,15 +263,17 @@ class Driver::MergeRun final : public Run {
     Workspace<T> workspace;
     if (pass) {
       workspace.sums = std::span(unit_sums_).subspan(static_cast<std::size_t>(unit) * needs_.sums, needs_.sums);
-      workspace.counts = buffers.counts_for(*this, needs_.counts, unit_end - unit_begin);
+      workspace.lists = std::span(unit_lists_).subspan(static_cast<std::size_t>(unit) * needs_.lists, needs_.lists);
+      if (has_counts(*pass)) workspace.counts = buffers.counts_for(*this, needs_.counts, unit_end - unit_begin);
     }
     workspace.state = std::span(buffers.state).first(needs_.state);
     std::ranges::fill(workspace.state, 0);
 
     std::vector<const T*> inputs(tensor.inputs.size());
     std::size_t filled = 0;  // bytes of the result that wait to be written
-    for (auto begin = unit_begin; begin < unit_end; begin += tile()) {
-      const auto count = std::min(tile(), unit_end - begin);
+    const bool is_sample = needs_.samples_first && pass == 0;
+    for (const auto [begin, count] :
+         is_sample ? sample_of(num_elements_, unit_begin, unit_end) : tiles_of(unit_begin, unit_end)) {
       for (std::size_t i = 0; i < inputs.size(); ++i)
         inputs[i] = values_of(*tensor.inputs[i].source, begin, count, arrays[i]);
       const T* base = tensor.base ? values_of(*tensor.base->source, begin, count, arrays[inputs.size()]) : nullptr;
@@ -291,8 +310,9 @@ class Driver::MergeRun final : public Run {
     for (std::size_t begin = 0; begin < unit_sums_.size(); begin += needs_.sums) {
       for (std::size_t i = 0; i < needs_.sums; ++i) sums[i] += unit_sums_[begin + i];
     }
-    merge_->finish(pass, {.sums = sums, .unit_sums = unit_sums_, .counts = counts_});
+    merge_->finish(pass, {.sums = sums, .unit_sums = unit_sums_, .counts = counts_, .unit_lists = unit_lists_});
     unit_sums_ = {};
+    unit_lists_ = {};
     counts_ = {};
   }
 
@@ -309,6 +329,13 @@ class Driver::MergeRun final : public Run {
   std::int64_t end_of(std::int64_t unit) const { return std::min(num_elements_, (unit + 1) * division_.unit); }
   std::size_t num_arrays() const { return tensor.inputs.size() + (tensor.base ? 2 : 1); }  // with the result
 
+  bool has_counts(int pass) const { return pass >= (needs_.samples_first ? 2 : 0); }
+  std::vector<Piece> tiles_of(std::int64_t begin, std::int64_t end) const {
+    std::vector<Piece> tiles;
+    for (; begin < end; begin += tile()) tiles.push_back({.begin = begin, .count = std::min(tile(), end - begin)});
+    return tiles;
+  }
+
   /// The last `size` bytes before element `end`.
   void write(std::int64_t end, std::size_t size, const Buffers& buffers) const {
     if (size == 0) return;
@@ -323,6 +350,7 @@ class Driver::MergeRun final : public Run {
   std::int64_t num_elements_;
   std::size_t element_bytes_;
   std::vector<double> unit_sums_;  // [units, sums]
+  std::vector<std::vector<std::uint64_t>> unit_lists_;  // [units, lists]
   std::mutex counts_mutex_;
   std::vector<std::uint64_t> counts_;
   std::vector<Comparison> comparisons_;  // by unit
@@ -465,7 +493,11 @@ void Driver::run_pass(std::span<Run* const> all, std::optional<int> pass) {
       num_threads);
   for (std::size_t thread = 0; thread < num_threads; ++thread) buffers_[thread].leave_counts();
   if (!pass) return;
-  for (auto* run : runs) run->finish(*pass);  // in their order, also for what a model's tensors share
+  if (runs.empty() || runs.front()->has_model_state) {
+    for (auto* run : runs) run->finish(*pass);  // in their order, for what a model's tensors share
+  } else {
+    pool_.parallel_for(runs.size(), [&](std::size_t i, std::size_t) { runs[i]->finish(*pass); });
+  }
 }
 
 }  // namespace mergex::merging

@@ -25,6 +25,13 @@ struct Division {
 /// @param whole_rows,num_sums  TensorMerge::Needs
 Division divide(const TensorContext& context, bool whole_rows, std::size_t num_sums);
 
+/// The short runs of elements within [begin, end) that a sample of a tensor has: one at a random place in each of equal
+/// parts of the tensor, so that neither rows nor columns that differ mislead it. Always the same ones.
+struct Piece {
+  std::int64_t begin = 0, count = 0;
+};
+std::vector<Piece> sample_of(std::int64_t num_elements, std::int64_t begin, std::int64_t end);
+
 /// What is known of a tensor once it is written.
 struct MergedTensor {
   std::optional<Comparison> comparison = {};  ///< absent for copies

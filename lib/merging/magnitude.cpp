@@ -47,7 +47,7 @@ class BandSparsifier final : public Sparsifier<T> {
         rounded_to_(context.dialect == Dialect::kMergekit ? context.native : std::nullopt),
         sizes_(sizes),
         search_(sizes.size(), std::ranges::any_of(sizes, [](const auto& s) { return s.first > 0; }) ? 2 : 1,
-                rounded_to_ == io::DType::kBF16 ? kPasses / 2 : kPasses) {
+                rounded_to_ == io::DType::kBF16 ? RankSearch<T>::kPasses / 2 : RankSearch<T>::kPasses) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       search_.set_rank(i, 0, sizes[i].last);
       if (search_.ranks_per_stream() == 2) search_.set_rank(i, 1, sizes[i].first);
@@ -55,25 +55,45 @@ class BandSparsifier final : public Sparsifier<T> {
   }
 
   typename TensorMerge<T>::Needs needs() const override {
-    return {
-        .passes = kPasses + 1, .sums = band_.num_sums(), .counts = search_.num_counts(), .state = band_.num_state()};
+    return {.passes = kTiesPass + 1,
+            .sums = bracket_.num_sums(),
+            .counts = search_.num_counts(),
+            .state = band_.num_state(),
+            .lists = bracket_.num_lists(),
+            .listed = bracket_.max_listed() + kBlock,
+            .samples_first = true};
   }
-  bool wants(int pass) const override { return pass == kPasses ? band_.wants_ties() : search_.wants(pass); }
+  bool wants(int pass) const override {
+    if (pass < kFirstDigit) return search_.wants(0);
+    if (is_bracketed_) return false;
+    return pass == kTiesPass ? band_.wants_ties() : search_.wants(pass - kFirstDigit);
+  }
 
   void gather(int pass, const Run<T>& run, const T* delta) const override {
     over_keys(run, delta, [&](std::int64_t, std::span<const T> keys) {
-      if (pass == kPasses) {
+      if (pass == kSample) {
+        bracket_.gather_sample(run.input, keys, run.lists);
+      } else if (pass == kBracket) {
+        bracket_.gather(run.input, keys, run.sums, run.lists);
+      } else if (pass == kTiesPass) {
         band_.gather_ties(run.input, keys, run.sums);
       } else {
-        search_.gather(pass, run.input, keys, run.counts);
+        search_.gather(pass - kFirstDigit, run.input, keys, run.counts);
       }
     });
   }
   void finish(int pass, const Totals& totals) override {
-    if (pass == kPasses) {
+    if (pass == kSample) {
+      bracket_.finish_sample(totals);
+    } else if (pass == kBracket) {
+      const auto ties = bracket_.finish(totals, search_);
+      is_bracketed_ = !ties.empty();
+      const std::vector<double> sums(band_.num_sums());
+      if (is_bracketed_) band_.finish_ties({.sums = sums, .unit_sums = ties, .counts = {}});
+    } else if (pass == kTiesPass) {
       band_.finish_ties(totals);
     } else {
-      search_.finish(pass, totals.counts);
+      search_.finish(pass - kFirstDigit, totals.counts);
     }
   }
 
@@ -104,12 +124,15 @@ class BandSparsifier final : public Sparsifier<T> {
     }
   }
 
-  static constexpr int kPasses = RankSearch<T>::kPasses;
+  // Where the bracket finds the boundaries, the passes after it are left out.
+  static constexpr int kSample = 0, kBracket = 1, kFirstDigit = 2, kTiesPass = kFirstDigit + RankSearch<T>::kPasses;
   std::int64_t num_elements_;
   std::optional<io::DType> rounded_to_;
   std::vector<RankBandSize> sizes_;
   RankSearch<T> search_;
+  RankBracket<T> bracket_{search_, num_elements_};
   RankBand<T> band_{search_};
+  bool is_bracketed_ = false;
 };
 
 class GlobalSparsifier final : public Sparsifier<float> {

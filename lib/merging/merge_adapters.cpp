@@ -69,11 +69,13 @@ std::vector<float> merge_deltas(const Method& method, const TensorContext& conte
   std::vector<double> sums(needs.sums);
   std::vector<std::uint32_t> counts(needs.counts);
   std::vector<std::int64_t> state(needs.state);
+  std::vector<std::vector<std::uint64_t>> lists(needs.lists);
   std::vector<const float*> inputs(deltas.size());
   const auto over_tiles = [&](auto&& body) {  // all of them in one unit
     std::ranges::fill(sums, 0.0);
     std::ranges::fill(counts, 0u);
     std::ranges::fill(state, 0);
+    lists.assign(needs.lists, {});
     for (std::int64_t begin = 0; begin < total; begin += tile_length) {
       for (std::size_t i = 0; i < deltas.size(); ++i) inputs[i] = deltas[i].data() + begin;
       body(Tile<float>{.begin = begin,
@@ -82,14 +84,14 @@ std::vector<float> merge_deltas(const Method& method, const TensorContext& conte
                        .opens_unit = begin == 0,
                        .base = zeros.data(),
                        .inputs = inputs},
-           Workspace<float>{.sums = sums, .counts = counts, .state = state, .scratch = scratch});
+           Workspace<float>{.sums = sums, .counts = counts, .state = state, .scratch = scratch, .lists = lists});
     }
   };
   for (int pass = 0; pass < needs.passes; ++pass) {
     if (!merge->wants(pass)) continue;
     over_tiles([&](const Tile<float>& tile, const Workspace<float>& work) { merge->gather(pass, tile, work); });
     const std::vector<std::uint64_t> wide(counts.begin(), counts.end());
-    merge->finish(pass, {.sums = sums, .unit_sums = sums, .counts = wide});
+    merge->finish(pass, {.sums = sums, .unit_sums = sums, .counts = wide, .unit_lists = lists});
   }
   over_tiles([&](const Tile<float>& tile, const Workspace<float>& work) { merge->merge(tile, work, result.data() + tile.begin); });
   return result;

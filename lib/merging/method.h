@@ -84,6 +84,7 @@ struct Workspace {
   std::span<std::uint32_t> counts;  ///< of this thread in this pass; zero at first
   std::span<std::int64_t> state;    ///< of this unit; zero when the unit opens, kept from tile to tile
   std::span<T> scratch;             ///< Needs::scratch * Tile::count values, undefined at first
+  std::span<std::vector<std::uint64_t>> lists = {};  ///< of this unit in this pass; empty when the unit opens
 };
 
 /// What a pass gathered over the whole tensor. The same for any number of threads: sums are added in the order of
@@ -92,10 +93,11 @@ struct Totals {
   std::span<const double> sums;              ///< added over units, in order
   std::span<const double> unit_sums;         ///< [units, sums]
   std::span<const std::uint64_t> counts;
+  std::span<const std::vector<std::uint64_t>> unit_lists = {};  ///< [units, lists]
 };
 
 /// The merge of one tensor. Methods that need norms or thresholds gather them in passes over the inputs before the
-/// result is computed; every pass sees every tile. All arithmetic is in T.
+/// result is computed; every pass sees every tile (except Needs::samples_first). All arithmetic is in T.
 template <class T>
 class TensorMerge {
  public:
@@ -104,6 +106,9 @@ class TensorMerge {
     bool whole_rows = false;  ///< tiles hold whole rows (TensorContext::row_length)
     std::size_t sums = 0, counts = 0, state = 0;  ///< lengths of the workspace's parts
     std::size_t scratch = 0;                      ///< values per element of a tile
+    std::size_t lists = 0, listed = 0;  ///< number of the unit's lists, how much the method puts into one at most
+    /// Pass 0 may see only some short tiles (driver.h, sample_of), and has no counts; nor has pass 1.
+    bool samples_first = false;
   };
 
   virtual ~TensorMerge() = default;

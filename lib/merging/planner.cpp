@@ -106,15 +106,13 @@ class Planner {
     for (const auto& reference : section_.models) {
       plan_.models.push_back({.name = reference.text, .folder = std::make_shared<io::CheckpointFolder>(reference.path)});
       io::check_not_quantised(*plan_.models.back().folder);
-      if (const auto unused = plan_.models.back().folder->unused_files(); !unused.empty()) {
-        plan_.warnings.push_back(fmt::format("{}: {} not read, perhaps left by an older run: {}", reference.path.string(),
-                                             unused.size() == 1 ? "a file of weights is" : "files of weights are", fmt::join(unused, ", ")));
-      }
+      warn_of_unread_weights(reference.path, *plan_.models.back().folder);
       if (reference.adapter) plan_.models.back().adapter = std::make_shared<io::AdapterFolder>(*reference.adapter);
     }
     plan_.donor = plan_.models[donor()].folder->path();
     named_.resize(plan_.models.size());
     std::unordered_set<std::string_view> reference;
+    reference.reserve(plan_.models[donor()].folder->tensors().size());
     for (const auto* tensor : plan_.models[donor()].folder->tensors()) reference.insert(tensor->name);
     for (std::size_t m = 0; m < plan_.models.size(); ++m) name_tensors(m, reference);
     const auto type = text_of(plan_.models[donor()].folder->config(), "model_type");
@@ -132,6 +130,18 @@ class Planner {
                                              plan_.models[donor()].name, type));
       }
     }
+  }
+
+  void warn_of_unread_weights(const fs::path& path, const io::CheckpointFolder& folder) {
+    auto unused = folder.unused_files();
+    std::erase(unused, "training_state.safetensors");  // how far our own training came
+    if (std::erase(unused, "experts.safetensors") > 0) {
+      plan_.warnings.push_back(fmt::format("{}: was trained with experts; only its dense model is merged, in which the base "
+                                           "expert stands in each layer", path.string()));
+    }
+    if (unused.empty()) return;
+    plan_.warnings.push_back(fmt::format("{}: {} not read, perhaps left by an older run: {}", path.string(),
+                                         unused.size() == 1 ? "a file of weights is" : "files of weights are", fmt::join(unused, ", ")));
   }
 
   void name_tensors(std::size_t m, const std::unordered_set<std::string_view>& reference) {
@@ -266,6 +276,7 @@ class Planner {
   std::vector<std::string> names_in(const Module& module, const std::vector<std::size_t>& models) const {
     std::unordered_set<std::string_view> seen;
     std::vector<std::string> names;
+    if (!models.empty()) seen.reserve(named_[models.front()].names.size());
     for (const auto m : models) {
       for (const auto& name : named_[m].names) {
         if (is_in(module, name) && seen.insert(name).second) names.push_back(name);

@@ -48,6 +48,10 @@ class RankSearch {
   const RankBoundary<T>& boundary(std::size_t stream, std::size_t slot = 0) const {
     return boundaries_[stream * ranks_per_stream_ + slot];
   }
+  /// What was found of a boundary in another way.
+  void set_boundary(std::size_t stream, std::size_t slot, const RankBoundary<T>& boundary) {
+    boundaries_[stream * ranks_per_stream_ + slot] = boundary;
+  }
   /// All values that equal the boundary's belong to the ranks before it.
   void keep_all_ties(std::size_t stream);
 
@@ -55,6 +59,39 @@ class RankSearch {
   std::size_t ranks_per_stream_;
   int num_digits_;
   std::vector<RankBoundary<T>> boundaries_;  // [streams, ranks_per_stream]
+};
+
+/// Finds the boundaries of a search in a sample of each stream and one pass (Floyd and Rivest 1975): the sample gives a
+/// window of magnitudes that the boundary most probably lies in, and the pass counts what is above the window and keeps
+/// what is inside. Exact; where the window misses, or holds too much to keep, the search's own passes are to follow.
+template <class T>
+class RankBracket {
+ public:
+  /// @param num_elements  of each stream
+  RankBracket(const RankSearch<T>& search, std::int64_t num_elements);
+
+  std::size_t num_lists() const { return windows_.size(); }
+  std::size_t num_sums() const { return 2 * windows_.size(); }
+  /// Length of a unit's list from which on it is of no use.
+  std::size_t max_listed() const { return max_listed_; }
+
+  void gather_sample(std::size_t stream, std::span<const T> values, std::span<std::vector<std::uint64_t>> lists) const;
+  void finish_sample(const Totals& totals);
+  void gather(std::size_t stream, std::span<const T> values, std::span<double> sums,
+              std::span<std::vector<std::uint64_t>> lists) const;
+  /// Moves the boundaries that were found into the search, the same as its own passes give.
+  /// @return ties of each boundary in each unit, [units, boundaries]; empty where a boundary was not found
+  std::vector<double> finish(const Totals& totals, RankSearch<T>& search) const;
+
+ private:
+  struct Window {
+    Bits<T> low = 0, pivot = 0, high = 0;  // inclusive. The pivot's many equals are counted, not kept
+  };
+
+  const RankSearch<T>* search_;
+  std::int64_t num_elements_;
+  std::size_t max_listed_;
+  std::vector<Window> windows_;  // by boundary
 };
 
 /// Keeps the values of a tensor whose rank lies in a band of a search that is done: behind boundary 1 (where the search

@@ -28,6 +28,11 @@ struct BitsOf<double> {
 template <class T>
 using Bits = typename BitsOf<T>::type;
 
+/// What `count_around` finds.
+struct CountsAround {
+  std::int64_t above = 0, equal = 0, others = 0;
+};
+
 /// Inner loops over spans of floats or doubles, in one version per instruction set; `span_kernels` chooses by the
 /// processor that runs. Every version computes the same bits: the order of operations is fixed, products and sums are
 /// not fused except where it says fma. (Of two NaN operands either may be the result; `narrow` writes but one NaN.)
@@ -97,6 +102,11 @@ struct SpanKernels {
   /// ++counts[(magnitude >> shift) & 65535] where magnitude >> (shift + 16) == prefix
   void (*count_next_digit)(std::int64_t count, const T* values, int shift, Bits<T> prefix, std::uint32_t* counts);
   std::int64_t (*count_equal)(std::int64_t count, const T* values, Bits<T> magnitude);
+  /// Magnitudes above `high` and equal to `pivot` are counted, the other ones in [low, high] written to `others`, in order.
+  /// @param count   at most kBlock
+  /// @param others  room for kBlock + kLanes; what lies behind the result is undefined
+  CountsAround (*count_around)(std::int64_t count, const T* values, Bits<T> low, Bits<T> pivot, Bits<T> high,
+                               Bits<T>* others);
   /// values = 0 where the magnitude of keys[i] is outside [at_least, below)
   void (*keep_between)(std::int64_t count, const T* keys, Bits<T> at_least, Bits<T> below, T* values);
 

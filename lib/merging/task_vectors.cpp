@@ -148,7 +148,8 @@ class TaskVectorMerge final : public TensorMerge<T> {
             .unit = tile.unit,
             .sums = workspace.sums,
             .counts = workspace.counts,
-            .state = workspace.state};
+            .state = workspace.state,
+            .lists = workspace.lists};
   }
 
   /// Drops, rescales and, where weights act before the sum or vote, weights.

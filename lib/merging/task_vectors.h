@@ -16,6 +16,7 @@ struct Run {
   std::span<double> sums = {};  ///< the sparsifier's, as in Workspace
   std::span<std::uint32_t> counts = {};
   std::span<std::int64_t> state = {};
+  std::span<std::vector<std::uint64_t>> lists = {};
 };
 
 /// What of a task vector is kept: the step in which the task-vector methods differ.

@@ -1,5 +1,6 @@
 #include "merging/span_kernels.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -296,6 +297,29 @@ TEMPLATE_TEST_CASE("every instruction set computes the same bits", "[merging][la
       counts[2 * 65536] = static_cast<std::uint32_t>(k.count_nonzero(n, at(*values, 1)));
       counts[2 * 65536 + 1] = static_cast<std::uint32_t>(k.count_equal(n, at(*values, 1), Bits<T>{0}));
       return std::vector<T>(counts.begin(), counts.end());
+    });
+    check_same<T>("count_around", [&](const K& k, Index n) {
+      std::vector<Bits<T>> others(static_cast<std::size_t>(n + kBlock + kLanes));
+      const auto tenth = std::bit_cast<Bits<T>>(T(0.1));
+      CountsAround all;
+      for (Index begin = 0; begin < n; begin += kBlock) {
+        const auto found = k.count_around(std::min(kBlock, n - begin), at(*values, 1) + begin, begin > 0 ? tenth : 0,
+                                          begin > 0 ? one : 0, two, others.data() + all.others);
+        all.above += found.above;
+        all.equal += found.equal;
+        all.others += found.others;
+      }
+      Index above = 0, inside = 0;
+      for (Index i = 0; i < n; ++i) {
+        const auto size = std::bit_cast<Bits<T>>(std::abs(at(*values, 1)[i]));
+        above += size > two ? 1 : 0;
+        inside += size <= two && (i < kBlock || size >= tenth) ? 1 : 0;
+      }
+      CHECK(all.above == above);
+      CHECK(all.equal + all.others == inside);
+      others.resize(static_cast<std::size_t>(all.others));
+      others.push_back(static_cast<Bits<T>>(all.equal));
+      return others;
     });
   }
   std::vector<std::uint32_t> words(64 * 80);

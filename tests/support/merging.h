@@ -112,6 +112,7 @@ std::vector<std::vector<T>> merge_model(const merging::Method& method, const std
     std::vector<double> unit_sums(num_units * needs.sums);
     std::vector<std::uint32_t> counts(needs.counts);
     std::vector<std::int64_t> unit_state(needs.state);
+    std::vector<std::vector<std::uint64_t>> unit_lists(num_units * needs.lists);
     over_tiles(tensors[index], needs.whole_rows, tiling, [&](const merging::Tile<T>& tile, std::int64_t) {
       if (tile.opens_unit) std::ranges::fill(unit_state, 0);
       std::vector<T> scratch(needs.scratch * static_cast<std::size_t>(tile.count));
@@ -119,19 +120,20 @@ std::vector<std::vector<T>> merge_model(const merging::Method& method, const std
                      .sums = std::span(unit_sums).subspan(static_cast<std::size_t>(tile.unit) * needs.sums, needs.sums),
                      .counts = counts,
                      .state = unit_state,
-                     .scratch = scratch});
+                     .scratch = scratch,
+                     .lists = std::span(unit_lists).subspan(static_cast<std::size_t>(tile.unit) * needs.lists, needs.lists)});
     });
     std::vector<double> sums(needs.sums);
     for (std::size_t i = 0; i < unit_sums.size(); ++i) sums[i % needs.sums] += unit_sums[i];
     std::vector<std::uint64_t> wide_counts(counts.begin(), counts.end());
-    return std::tuple{std::move(sums), std::move(unit_sums), std::move(wide_counts)};
+    return std::tuple{std::move(sums), std::move(unit_sums), std::move(wide_counts), std::move(unit_lists)};
   };
   for (int pass = 0; pass < passes; ++pass) {
     for (std::size_t i = 0; i < merges.size(); ++i) {
       if (pass >= merges[i]->needs().passes || !merges[i]->wants(pass)) continue;
-      const auto [sums, unit_sums, counts] =
+      const auto [sums, unit_sums, counts, unit_lists] =
           run(i, [&](const auto& tile, const auto& workspace) { merges[i]->gather(pass, tile, workspace); });
-      merges[i]->finish(pass, {.sums = sums, .unit_sums = unit_sums, .counts = counts});
+      merges[i]->finish(pass, {.sums = sums, .unit_sums = unit_sums, .counts = counts, .unit_lists = unit_lists});
     }
     if (state) state->finish(pass);
   }
