@@ -297,6 +297,48 @@ TEST_CASE("the model card names what the hub's cache says models are called, and
   CHECK_THAT(model_card(plan), Catch::StartsWith("---\ntags:\n- merge\n- mergex\n---\n\n# mixed\n"));
 }
 
+TEMPLATE_TEST_CASE("sums of the report are what they are defined as", "[merging][law]", float, double) {
+  const double tolerance = sizeof(TestType) == sizeof(float) ? 1e-5 : 1e-12;
+  for (const std::int64_t count : {0, 1, 15, 17, 1023, 1024, 5003}) {
+    for (const bool has_base : {false, true}) {
+      INFO(count << " elements" << (has_base ? ", base" : ""));
+      std::vector<std::vector<TestType>> x;
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+        const auto made = test::made_values({"x", {count}, DType::kF32, seed});
+        x.emplace_back(made.begin(), made.end());
+      }
+      const std::vector<const TestType*> inputs{x[0].data(), x[1].data()};
+      Comparison ours(2);
+      ours.add<TestType>(count, has_base ? x[3].data() : nullptr, inputs, x[2].data());
+      double distance[2] = {}, dot[2] = {}, square[2] = {}, result_square = 0.0, base_dot = 0.0;
+      std::int64_t num_conflicts = 0;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+        const double result = x[2][i], base = x[3][i], reference = has_base ? base : result;
+        for (std::size_t k = 0; k < 2; ++k) {
+          const double value = x[k][i];
+          distance[k] += (value - reference) * (value - reference);
+          dot[k] += value * result;
+          square[k] += value * value;
+        }
+        result_square += result * result;
+        base_dot += has_base ? base * result : 0.0;
+        num_conflicts +=
+            has_base && (x[0][i] > x[3][i]) != (x[1][i] > x[3][i]) && x[0][i] != x[3][i] && x[1][i] != x[3][i];
+      }
+      const double margin =
+          tolerance * std::max(1.0, static_cast<double>(count));  // cosines of random vectors are near 0
+      for (std::size_t k = 0; k < 2; ++k) {
+        CHECK(ours.inputs[k].distance == Approx(distance[k]).epsilon(tolerance));
+        CHECK(ours.inputs[k].dot == Approx(dot[k]).margin(margin));
+        CHECK(ours.inputs[k].square == Approx(square[k]).epsilon(tolerance));
+      }
+      CHECK(ours.result_square == Approx(result_square).epsilon(tolerance));
+      CHECK(ours.base.dot == Approx(base_dot).margin(margin));
+      CHECK(ours.num_conflicts == num_conflicts);
+    }
+  }
+}
+
 TEST_CASE("sums of the report do not overflow where values are large", "[merging]") {
   Comparison comparison(1);
   const std::vector<float> x{3e30f, 4e30f}, base{0.0f, 0.0f};

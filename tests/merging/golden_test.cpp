@@ -170,6 +170,8 @@ TEST_CASE("mergekit's outputs for its own configurations", "[merging][golden]") 
     REQUIRE(manifest.contains(name));  // an unknown case is a failure
     const auto& facts = manifest[name];
     const auto kind = facts["kind"].get<std::string>();
+    // The one case without types is one that mergekit could not merge, of float32 models.
+    const bool is_float32 = !facts.contains("dtypes") || facts["dtypes"].contains("float32");
     ++seen;
     if (kind != "det") continue;
     const test::TemporaryFolder out;
@@ -198,7 +200,7 @@ TEST_CASE("mergekit's outputs for its own configurations", "[merging][golden]") 
               has_rows_of_tokens ? rows : std::vector<std::int64_t>{}, verdict);
     }
     for (const auto* ours : merged.tensors()) CHECK(wanted.contains(ours->name));
-    const auto rule = rule_of(name, recipe, facts["dtypes"].contains("float32"));
+    const auto rule = rule_of(name, recipe, is_float32);
     CHECK(static_cast<double>(verdict.outside) <= rule.outside_fraction * static_cast<double>(verdict.count));
     CHECK(static_cast<double>(verdict.count - verdict.unequal) >= rule.equal_fraction * static_cast<double>(verdict.count));
     if (kBitExact.contains(name)) CHECK(verdict.unequal == 0);
@@ -212,7 +214,7 @@ TEST_CASE("mergekit's outputs for its own configurations", "[merging][golden]") 
       CHECK(config[ours] == value);
     }
     test::log_golden("merge/" + name, fmt::format("ok, largest error {:.2g} of {}, {:.2f} % equal", verdict.largest,
-                                                  facts["dtypes"].contains("float32") ? "the largest value" : "an input ULP",
+                                                  is_float32 ? "the largest value" : "an input ULP",
                                                   100.0 * static_cast<double>(verdict.count - verdict.unequal) /
                                                       static_cast<double>(verdict.count)));
   }

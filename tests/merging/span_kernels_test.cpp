@@ -270,6 +270,17 @@ TEMPLATE_TEST_CASE("every instruction set computes the same bits", "[merging][la
       k->sum_magnitudes(n, 5, at(c, 1), lanes.data() + kLanes);
       return lanes;
     });
+    check_same<double>("compare", [&](const auto& same_set, Index n) {
+      const auto* k = span_kernels<T>(std::string_view(same_set.name) == "plain"  ? InstructionSet::kPlain
+                                      : std::string_view(same_set.name) == "avx2" ? InstructionSet::kAvx2
+                                                                                  : InstructionSet::kAvx512);
+      std::vector<double> lanes(4 * kLanes, 0.25);
+      std::vector<Bits<T>> signs(static_cast<std::size_t>(n));
+      k->compare(n, at(c, 1), at(c, 3), at(c, 5), from_base ? signs.data() : nullptr, lanes.data());
+      k->compare(n, at(c, 7), at(c, 3), at(c, 5), from_base ? signs.data() : nullptr, lanes.data());
+      lanes.push_back(static_cast<double>(k->count_conflicts(n, signs.data())));
+      return lanes;
+    });
     check_same<T>("elect", [&](const K& k, Index n) {
       std::vector<T> out(2 * static_cast<std::size_t>(n));
       const T factors[] = {T(1), T(0.3), T(-2)}, shares[] = {T(0.2), T(0.5), T(0.9)};
