@@ -21,7 +21,7 @@ struct CommandOptions {
   int verbosity = 0;  ///< -1 quiet, 1 verbose
 
   // mergex merge alone
-  std::string explain;                         ///< a tensor of the result
+  std::optional<std::string> explain;          ///< a tensor of the result
   std::vector<std::filesystem::path> compare;  ///< --diff: two checkpoints
   std::filesystem::path verify;                ///< a merged checkpoint
   std::uint64_t shard_bytes = 5'000'000'000, memory_bytes = 512ull << 20;

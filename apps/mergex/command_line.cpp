@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string_view>
 #include <vector>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/suggest.h"
 
 namespace mergex {
@@ -68,9 +70,9 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   CLI::App app{std::string(subcommand->summary) + (subcommand->built ? "" : " (not built yet)"), "mergex " + first};
   const bool is_merge = first == "merge";
   if (subcommand->built) app.footer(is_merge ? kMergeExamples : kExamples);
-  std::string shard_size = "5GB", memory = "512MiB";
+  std::string shard_size = "5GB", memory = "512MiB", explain;
   std::string out, device = options.device;
-  std::int64_t seed = 0;
+  std::string seed_text;
   bool quiet = false, verbose = false;
   app.add_option("recipe", options.recipe, is_merge ? "recipe (JSON), or a mergekit configuration (YAML)" : "recipe (JSON)");
   app.add_option("--set", options.sets, "/pointer=value: change the recipe; JSON, or a plain string (repeatable)")
@@ -78,7 +80,7 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   const auto* out_option = app.add_option("--out", out, "folder of the run (default: runs/<recipe name>)");
   app.add_flag("--resume", options.resume, "go on with the run in that folder, or start it");
   app.add_flag("--overwrite", options.overwrite, "delete the run in that folder first");
-  const auto* seed_option = app.add_option("--seed", seed, "instead of the recipe's seed");
+  const auto* seed_option = app.add_option("--seed", seed_text, "instead of the recipe's seed");
   app.add_option("--device", device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads (0: all cores)")
       ->check(CLI::Range(0, 4096))
@@ -91,7 +93,7 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   if (is_merge) {
     app.add_option("--shard-size", shard_size, "largest file of weights")->capture_default_str();
     app.add_option("--memory", memory, "memory to work in, beside the files' pages that the system caches")->capture_default_str();
-    app.add_option("--explain", options.explain, "say where each value of this tensor comes from; write nothing");
+    app.add_option("--explain", explain, "say where each value of this tensor comes from; write nothing");
     app.add_option("--diff", options.compare, "compare two checkpoints tensor by tensor")->expected(2);
     app.add_option("--verify", options.verify, "hash a merged folder again and compare with its manifest.json");
   }
@@ -114,9 +116,16 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
   } catch (const CLI::ParseError& error) {
     fail("{} (mergex {} --help)", error.what(), first);
   }
+  if (out_option->count() > 0 && out.empty()) fail("--out: is empty, expected a folder (mergex {} --help)", first);
   if (out_option->count() > 0) options.out = out;
-  if (seed < 0) fail("--seed: got {}, expected 0 or more (mergex {} --help)", seed, first);
-  if (seed_option->count() > 0) options.seed = seed;
+  if (seed_option->count() > 0) {
+    std::int64_t seed = -1;
+    const auto [end, error] = std::from_chars(seed_text.data(), seed_text.data() + seed_text.size(), seed);
+    if (error != std::errc() || end != seed_text.data() + seed_text.size() || seed < 0) {
+      fail("--seed: got {}, expected a whole number from 0 to 9223372036854775807 (mergex {} --help)", one_line(seed_text), first);
+    }
+    options.seed = seed;
+  }
   options.device = device;
   options.verbosity = quiet ? -1 : verbose ? 1 : 0;
   if (options.resume && options.overwrite) fail("--resume and --overwrite exclude each other; keep one");
@@ -125,6 +134,7 @@ std::variant<CommandOptions, std::string> parse_command_line(int argc, const cha
     fail("mergex {} is not built yet; finetune and merge are the subcommands that run so far", first);
   }
   if (is_merge) {
+    if (app.count("--explain") > 0) options.explain = explain;
     options.shard_bytes = parse_bytes(shard_size, "--shard-size");
     options.memory_bytes = parse_bytes(memory, "--memory");
     if (!options.compare.empty() || !options.verify.empty()) return options;  // no recipe

@@ -73,15 +73,23 @@ std::uint64_t read_common(io::JsonObject& root) {
   return static_cast<std::uint64_t>(seed);
 }
 
+// Where a merge goes that names no folder.
+fs::path default_output(const recipes::Recipe& recipe) {
+  const bool is_plain = !recipe.name.empty() && recipe.name != "." && recipe.name != ".." && recipe.name.size() < 200 &&
+                        std::ranges::none_of(recipe.name, [](char c) { return c == '/' || static_cast<unsigned char>(c) < ' '; });
+  if (!is_plain) fail("{}#/name: got {}, which names no folder of runs/; give --out", recipe.file.string(), io::shown(Json(recipe.name)));
+  return fs::path("runs") / recipe.name;
+}
+
 int merge_adapters(const recipes::Recipe& recipe, const CommandOptions& options) {
   io::JsonObject root(recipe.document);
   const auto section = merging::read_adapter_section(root, read_common(root));
   root.finish();
-  if (options.dry_run || !options.explain.empty()) {
+  if (options.dry_run || options.explain) {
     fmt::print("{} ({}) of {} adapters\n", section.options.mode.name, section.options.mode.summary, section.inputs.size());
     return 0;
   }
-  const auto out = options.out.value_or(fs::path("runs") / recipe.name);
+  const auto out = options.out ? *options.out : default_output(recipe);
   const auto modules = merging::merge_adapters(section.inputs, section.options, out);
   double worst = 0.0;
   for (const auto& module : modules) worst = std::max(worst, module.relative_error);
@@ -117,6 +125,16 @@ int compare(const CommandOptions& options) {
   return 0;
 }
 
+// The folder that is written may take the place of another: not of the one that holds the recipe.
+void check_keeps_recipe(const CommandOptions& options, const fs::path& out) {
+  std::error_code ignored;
+  if (!options.overwrite || !fs::exists(out, ignored)) return;
+  const auto inside = fs::weakly_canonical(options.recipe, ignored).lexically_relative(fs::weakly_canonical(out, ignored));
+  if (!inside.empty() && *inside.begin() != "..") {
+    fail("{}: lies in {}, which --overwrite would replace; choose another --out", options.recipe.string(), out.string());
+  }
+}
+
 merging::MergePlan plan_of(recipes::Recipe& recipe, bool is_mergekit, const std::map<std::string, fs::path>& named) {
   io::JsonObject root(recipe.document);
   const auto seed = read_common(root);
@@ -134,7 +152,8 @@ int merge_all(const CommandOptions& options) {
   auto recipes = read_recipes(options);
   if (merging::merges_adapters(io::JsonObject(recipes.back().document))) return merge_adapters(recipes.back(), options);
   const bool is_mergekit = is_yaml(options.recipe);
-  const auto out = options.out.value_or(fs::path("runs") / recipes.back().name);
+  const auto out = options.out ? *options.out : default_output(recipes.back());
+  check_keeps_recipe(options, out);
   std::map<std::string, fs::path> named;
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     const bool is_last = i + 1 == recipes.size();
@@ -142,7 +161,7 @@ int merge_all(const CommandOptions& options) {
       fail("{}: document {} of {} has no \"name\"; only the last may be without", options.recipe.string(), i + 1, recipes.size());
     }
     const auto folder = is_last ? out : fs::path(out.string() + "." + recipes[i].name);
-    const bool only_shows = options.dry_run || !options.explain.empty();
+    const bool only_shows = options.dry_run || options.explain;
     if (!only_shows) merging::check_output(folder, options.resume, options.overwrite);
     const auto plan = plan_of(recipes[i], is_mergekit, named);
     if (only_shows) {
@@ -151,7 +170,7 @@ int merge_all(const CommandOptions& options) {
       } else if (options.dry_run) {
         fmt::print("{}", plan_text(plan));
       } else {
-        fmt::print("{}", explain_text(plan, options.explain));
+        fmt::print("{}", explain_text(plan, *options.explain));
       }
       if (!is_last) log::info("{} more merges of this file build on the result, so they are not planned", recipes.size() - i - 1);
       // Nothing is open: to take the plan of tens of thousands of tensors apart would cost a seventh of the time.

@@ -364,8 +364,8 @@ std::uint64_t Execution::write_other_files() {
 Executed execute(const MergePlan& plan, const ExecuteOptions& options) {
   const auto start = Clock::now();
   const auto out = resolved_output(options.out);
-  check_output(out, options.resume, options.overwrite);
   check_keeps_inputs(plan, out);
+  check_output(out, options.resume, options.overwrite);
   const auto layout = plan_shards(plan.tensors, options.shard_bytes);
   const auto journal_path = partial_folder(out) / kJournalFile;
   std::error_code ignored;

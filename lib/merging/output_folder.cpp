@@ -25,11 +25,20 @@ bool is_filled_folder(const fs::path& path) {
 
 // --overwrite replaces models, not whatever folder a slip of the hand has named.
 bool looks_like_model(const fs::path& folder) {
-  if (fs::exists(folder / "config.json") || fs::exists(folder / "manifest.json")) return true;
+  if (fs::exists(folder / "manifest.json")) return true;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".safetensors") return true;
   }
   return false;
+}
+
+// Says that a folder is the rest of a merge and not somebody's.
+constexpr const char* kMark = "unfinished-merge";
+
+// The mark goes before the rename; what was written last is there by then.
+bool is_ours(const fs::path& partial) {
+  std::error_code ignored;
+  return fs::exists(partial / kMark, ignored) || fs::exists(partial / "manifest.json", ignored);
 }
 
 // The first line is the plan's.
@@ -76,6 +85,13 @@ fs::path partial_folder(const fs::path& out) { return out.string() + ".partial";
 void check_output(const fs::path& given, bool resume, bool overwrite) {
   const auto out = resolved_output(given);
   std::error_code ignored;
+  if (fs::is_symlink(given, ignored) && !fs::exists(given, ignored))
+    fail("{}: is a link to nothing; remove it, or choose another --out", given.string());
+  if (const auto here = fs::current_path(ignored); overwrite && !here.empty() && fs::exists(out, ignored)) {
+    const auto below = here.lexically_relative(out);
+    if (!below.empty() && *below.begin() != "..")
+      fail("{}: --overwrite would remove the working directory; choose another --out", out.string());
+  }
   if (fs::exists(out, ignored) && !fs::is_directory(out, ignored))
     fail("{}: is a file, expected a folder; choose another --out", out.string());
   if (is_filled_folder(out)) {
@@ -85,6 +101,10 @@ void check_output(const fs::path& given, bool resume, bool overwrite) {
       fail("{}: is not empty and holds no model, so --overwrite does not replace it; choose another --out",
            out.string());
     }
+  }
+  if (const auto partial = partial_folder(out); is_filled_folder(partial) && !is_ours(partial)) {
+    fail("{}: is not the rest of a merge, and a merge into {} needs the name; move it away, or choose another --out",
+         partial.string(), out.filename().string());
   }
   if (const auto partial = partial_folder(out); !resume && !overwrite && is_worth_resuming(partial / kJournalFile)) {
     fail("{}: holds an unfinished merge; continue it by --resume, or start again by --overwrite", partial.string());
@@ -103,8 +123,11 @@ OutputFolder::OutputFolder(const fs::path& out, bool keeps)
       fail("{}: another merge is writing to it; wait for it, or choose another --out", partial_.string());
     if (!keeps) {
       fs::remove(partial_ / kJournalFile);
-      for (const auto& entry : fs::directory_iterator(partial_)) fs::remove_all(entry.path());
+      for (const auto& entry : fs::directory_iterator(partial_)) {
+        if (entry.path().filename() != kMark) fs::remove_all(entry.path());
+      }
     }
+    const io::FileDescriptor mark(partial_ / kMark, O_WRONLY | O_CREAT);
   } catch (const std::system_error& error) {
     if (error.code() == std::errc::no_space_on_device) throw;
     fail("{}: cannot be created: {}; choose another --out", out_.string(), error.code().message());
@@ -133,6 +156,7 @@ void OutputFolder::copy_file(const fs::path& from, const fs::path& name) const {
 
 void OutputFolder::publish() {
   fs::remove(partial_ / kJournalFile);
+  fs::remove(partial_ / kMark);
   sync_tree(partial_);
   const auto fail_to_rename = [&] {
     throw std::system_error(errno, std::generic_category(),
@@ -141,7 +165,8 @@ void OutputFolder::publish() {
   if (!is_filled_folder(out_)) {
     if (::rename(partial_.c_str(), out_.c_str()) != 0) fail_to_rename();
     is_published_ = true;
-  } else if (::renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_.c_str(), RENAME_EXCHANGE) == 0) {
+  } else if (const io::FileDescriptor mark(out_ / kMark, O_WRONLY | O_CREAT);  // it is what is left over, from here on
+             ::renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_.c_str(), RENAME_EXCHANGE) == 0) {
     is_published_ = true;
     remove_folder(partial_);  // now the old one
   } else {

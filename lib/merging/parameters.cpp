@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "core/suggest.h"
@@ -34,7 +35,9 @@ double read_value(const Parameter& parameter, const Json& value, const std::stri
     case Parameter::Kind::kNumber: {
       if (!value.is_number()) fail("{}: got {}, expected a number", where, io::shown(value));
       const auto number = value.get<double>();
-      if (!std::isfinite(number)) fail("{}: got {}, expected a finite number", where, io::shown(value));
+      if (!std::isfinite(number) || std::abs(number) > static_cast<double>(std::numeric_limits<float>::max())) {
+        fail("{}: got {}, expected a number that float32 holds", where, io::shown(value));
+      }
       if (!contains(parameter.range, number)) {
         fail("{}: got {}, expected a number {}", where, io::shown(value), range_text(parameter.range));
       }

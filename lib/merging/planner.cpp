@@ -11,6 +11,7 @@
 #include "core/suggest.h"
 #include "io/atomic_file.h"
 #include "merging/adapter_source.h"
+#include "merging/chat_template.h"
 #include "merging/names.h"
 #include "merging/sidecar_files.h"
 
@@ -78,6 +79,10 @@ class Planner {
     settle_heads();
     join_vocabularies();
     for (const auto& module : section_.modules) {
+      if (names_in(module, {donor()}).empty()) {
+        fail("{}: {} has no tensors of \"{}\"; use \"models\" or \"slices\" without modules", section_.where,
+             plan_.donor.string(), module.name);
+      }
       if (module.has_slices) {
         plan_slices(module);
       } else {
@@ -268,6 +273,7 @@ class Planner {
     const SliceSource* source = nullptr;
     std::size_t model = 0;
     const ModelTensor* tensor = nullptr;
+    std::string name = {};  // what filters of the source's parameters are held against: its own layer, not the result's
   };
 
   bool is_in(const Module& module, const std::string& name) const { return module.name.empty() || module_of(name) == module.name; }
@@ -308,7 +314,7 @@ class Planner {
         position = count > 1 ? static_cast<double>(layer->layer) / static_cast<double>(count - 1) : 1.0;
       }
       std::vector<Found> found;
-      for (const auto& source : slice.sources) found.push_back({&source, source.model, named_[source.model].find(name)});
+      for (const auto& source : slice.sources) found.push_back({&source, source.model, named_[source.model].find(name), name});
       const auto* base = section_.has_base_role() ? named_[*section_.base].find(name) : nullptr;
       emit(name, found, base, module, slice, position, false);
     }
@@ -352,6 +358,7 @@ class Planner {
       for (std::int64_t i = 0; i < end - first; ++i) plan_layer(module, slice, stack, i, end - first, out_layer++);
     }
     plan_outside(module, module.slices.back(), false);
+    if (out_layer == 0) fail("{}: the slices hold no layer at all", module.slices.front().where);
     num_layers_[stack] = out_layer;
     for (const auto& slice : module.slices) {
       for (auto i = slice.sources.front().layers->first; i < slice.sources.front().layers->second; ++i) origins_[stack].push_back(i);
@@ -363,7 +370,7 @@ class Planner {
     for (const auto& name : names_in(module, models_of(slice))) {
       if (layer_of(name) || stands_before_layers(name) != before) continue;
       std::vector<Found> found;
-      for (const auto& source : slice.sources) found.push_back({&source, source.model, named_[source.model].find(name)});
+      for (const auto& source : slice.sources) found.push_back({&source, source.model, named_[source.model].find(name), name});
       emit(name, found, section_.has_base_role() ? named_[*section_.base].find(name) : nullptr, module, slice, 0.0, false);
     }
   }
@@ -392,7 +399,8 @@ class Planner {
       std::vector<Found> found;
       bool is_in_some_layers = false;
       for (const auto& source : slice.sources) {
-        found.push_back({&source, source.model, at(source.model, source.layers->first + i)});
+        found.push_back({&source, source.model, at(source.model, source.layers->first + i),
+                         LayerName{stack, source.layers->first + i, rest}.text()});
         if (found.back().tensor == nullptr) is_in_some_layers = is_in_some_layers || is_partial(source.model, stack, rest);
       }
       const auto* base = section_.has_base_role() ? at(*section_.base, base_first + i) : nullptr;
@@ -481,8 +489,9 @@ class Planner {
         if (parameter.scope != Parameter::Scope::kInput) continue;
         input.parameters.set(parameter.name,
                              resolve(parameter, {&f.source->parameters, &slice.parameters, &module.parameters, &section_.parameters},
-                                     name, position, f.source->where));
+                                     f.name, position, f.source->where));
       }
+      if (f.name != name) source_names_.insert(f.name);
       input.statistics = statistics_of(*f.source, f.tensor->name, tensor.shape);
       context.inputs.push_back(std::move(input));
       tensor.inputs.push_back(origin(f.model, f.tensor, name));
@@ -678,6 +687,7 @@ class Planner {
     if (levels.empty()) return;
     std::set<std::string> names;
     for (const auto& tensor : plan_.tensors) names.insert(tensor.name);
+    names.insert(source_names_.begin(), source_names_.end());
     for (const auto* level : levels) {
       for (auto& warning : level->check_filters(names)) plan_.warnings.push_back(std::move(warning));
     }
@@ -717,6 +727,7 @@ class Planner {
       }
     }
     plan_sidecar_files(plan_, config, vocabulary_.has_value());
+    if (!section_.chat_template.empty()) plan_chat_template(plan_, section_.chat_template, section_.where + "/chat_template");
   }
 
   struct BufferPair {
@@ -737,6 +748,7 @@ class Planner {
   std::map<fs::path, std::shared_ptr<const io::SafetensorsFile>> statistics_;
   std::map<std::string, std::int64_t> num_layers_;             // stack -> layers written, where slices cut it
   std::map<std::string, std::vector<std::int64_t>> origins_;   // stack -> the first source's layer of each layer written
+  std::set<std::string> source_names_;  // of layers that slices put elsewhere
   std::vector<std::string> missing_, mismatched_;
   std::vector<BufferPair> buffers_;
   std::optional<VocabularyPlan> vocabulary_;

@@ -108,6 +108,7 @@ class Reader {
     ModelReference reference{.text = text, .path = absolute(text, where)};
     std::error_code ignored;
     if (const auto plus = text.find('+'); plus != std::string::npos && !fs::exists(reference.path, ignored)) {
+      if (plus == 0 || plus + 1 == text.size()) fail("{}: got \"{}\", expected folder+adapter", where, text);
       reference.path = absolute(text.substr(0, plus), where);
       reference.adapter = absolute(text.substr(plus + 1), where);
       check_folder(*reference.adapter, text.substr(plus + 1), where);
@@ -202,6 +203,15 @@ class Reader {
       fail("{}: expected either \"modules\" or \"models\" and \"slices\"", object_.where());
     }
     auto all = *modules;
+    if (auto whole = all.object("default")) {  // mergekit's name for a model of one part
+      Module module;
+      read_slices(*whole, module);
+      module.parameters = ParameterLevel::read(*whole, *section_.method, section_.filters, true);
+      whole->finish();
+      all.finish();
+      section_.modules.push_back(std::move(module));
+      return;
+    }
     for (const auto& name : kModules) {
       auto given = all.object(name);
       if (!given) fail("{}: \"{}\" is missing; give encoder, decoder and shared", all.where(), name);

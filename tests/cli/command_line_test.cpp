@@ -45,7 +45,7 @@ TEST_CASE("help of the program and of every subcommand", "[cli]") {
 
 TEST_CASE("subcommands that are not built say so in one line", "[cli]") {
   for (const std::string name : kSubcommands) {
-    if (name == "finetune") continue;
+    if (name == "finetune" || name == "merge") continue;
     CHECK_THAT(error_line({name}), Catch::Contains("mergex " + name + " is not built yet"));
     CHECK_THAT(error_line({name, "recipe.json", "--dry-run"}), Catch::Contains("is not built yet"));
   }
@@ -68,7 +68,7 @@ TEST_CASE("a usage error is one line that says what to type instead", "[cli]") {
   CHECK_THAT(error_line({"finetune", "r.json", "--threads", "-1"}), Contains("--threads"));
   CHECK_THAT(error_line({"finetune", "r.json", "--seed", "1.5"}), Contains("--seed"));
   CHECK(error_line({"finetune", "r.json", "--seed", "-1"}) ==
-        "mergex: error: --seed: got -1, expected 0 or more (mergex finetune --help)");
+        "mergex: error: --seed: got -1, expected a whole number from 0 to 9223372036854775807 (mergex finetune --help)");
   CHECK_THAT(error_line({"finetune", "r.json", "--resume", "--overwrite"}), Contains("exclude each other"));
   CHECK_THAT(error_line({"finetune", "r.json", "--quiet", "-v"}), Contains("exclude each other"));
 }

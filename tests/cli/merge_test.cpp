@@ -209,13 +209,14 @@ TEST_CASE("a merged folder verifies, and differs from what it was made of", "[cl
 
 TEST_CASE("a merge that is killed at any moment goes on to the same bytes", "[cli][slow]") {
   const MergeProject project;
-  auto tensors = test::llama_tensors(12, 3000, 1);
+  auto tensors = test::llama_tensors(12, 1000, 1);
   for (auto& tensor : tensors) {
     if (tensor.shape.size() == 2) tensor.shape = {tensor.shape[0] * 16, tensor.shape[1] * 16};
   }
   for (const auto* model : {"base", "a", "b", "c"}) {
+    fs::remove_all(project.folder / model);
     for (auto& tensor : tensors) tensor.seed = std::hash<std::string>{}(model);
-    test::make_checkpoint(project.folder / model, test::llama_config(12, 48000), tensors, 2);
+    test::make_checkpoint(project.folder / model, test::llama_config(12, 16000), tensors, 2);
   }
   auto recipe = project.recipe();
   recipe["merge"]["method"] = "dare_ties";

@@ -266,6 +266,40 @@ TEST_CASE("slices cut and repeat layers, and config.json follows", "[merging][la
   CHECK_THAT(fmt::format("{}", fmt::join(plan_of(folder.path(), slices({{0, 0}, {0, 4}})).warnings, " ")), Contains("no layer at all"));
 }
 
+TEST_CASE("filters of a source name its own layers", "[merging][law]") {
+  const test::TemporaryFolder folder;
+  for (const auto* model : {"a", "b"}) test::make_checkpoint(folder / model, test::llama_config(4, 13), test::llama_tensors(4, 13, *model == 'a' ? 1 : 2));
+  const auto weight = Json{{{"filter", "layers.3"}, {"value", 3.0}}, {{"value", 1.0}}};
+  const Json merge{{"method", "linear"},
+                   {"slices", {{{"sources", {{{"model", "a"}, {"layer_range", {2, 4}}, {"parameters", {{"weight", weight}}}},
+                                             {{"model", "b"}, {"layer_range", {0, 2}}, {"parameters", {{"weight", 1.0}}}}}}}}}};
+  const auto plan = plan_of(folder.path(), merge);
+  for (const auto& tensor : plan.tensors) {
+    INFO(tensor.name);
+    CHECK(tensor.context.inputs[0].parameters["weight"] == (tensor.name.find("layers.1.") != std::string::npos ? 3.0 : 1.0));
+  }
+}
+
+TEST_CASE("a chat template is chosen, not ignored", "[merging][law]") {
+  const test::TemporaryFolder folder;
+  for (const auto* model : {"a", "b", "c"}) test::make_checkpoint(folder / model, test::llama_config(1, 13), test::llama_tensors(1, 13, 1));
+  test::write_text(folder / "a/tokenizer_config.json", R"({"chat_template": "{{ one }}", "x": 1})");
+  test::write_text(folder / "b/chat_template.jinja", "{{ two }}");
+  test::write_text(folder / "c/chat_template.jinja", "{{ two }}");
+  Json merge{{"method", "uniform_soup"}, {"models", {{{"model", "a"}}, {{"model", "b"}}, {{"model", "c"}}}}};
+  const auto written = [&](const char* choice) {
+    merge["chat_template"] = choice;
+    merged(folder.path(), merge);
+    CHECK(io::read_json(folder / "out/tokenizer_config.json") == Json({{"x", 1}}));
+    return io::read_file(folder / "out/chat_template.jinja");
+  };
+  CHECK(written("auto") == "{{ two }}");
+  CHECK(written("a") == "{{ one }}");
+  CHECK(written("{{ mine }}") == "{{ mine }}");
+  merge["chat_template"] = "chatml";
+  CHECK_THAT(test::user_error([&] { plan_of(folder.path(), merge); }), Contains("chat_template") && Contains("\"auto\""));
+}
+
 TEST_CASE("the same model twice is two inputs", "[merging][law]") {  // DUP-1, DUP-2
   const test::TemporaryFolder folder;
   test::make_checkpoint(folder / "m", test::llama_config(2, 13), test::llama_tensors(2, 13, 1));
