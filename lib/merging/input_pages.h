@@ -9,8 +9,8 @@ namespace mergex::merging {
 
 /// Asks for a mapped range to be read into memory, without waiting for it.
 void prefetch(std::span<const std::byte> mapped);
-/// Takes a range out of this process's memory; looking at it again reads it from its file again. Only for mapped files: what
-/// lies elsewhere would be lost.
+/// Takes a range out of this process's memory; looking at it again reads it from its file again. Only for mapped files:
+/// what lies elsewhere would be lost.
 void release(std::span<const std::byte> mapped);
 
 /// While one lives, a page of a mapped file that cannot be read (the file was truncated meanwhile, the disk has a
